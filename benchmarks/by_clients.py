@@ -8,8 +8,9 @@ import argparse
 import math
 import statistics
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -42,13 +43,14 @@ BEYOND_POOL = (
     "them after the last upload"
 )
 
-# quantities of pictures: the panel's title and the unit of its axis, by the word in the legend
-PANELS = {
-    "before": ("before the last upload", "seconds"),
-    "after": ("after the last upload", "seconds"),
-    "seconds": ("a round, estimated", "seconds"),
-    "OTs": ("oblivious transfers", "million OTs"),
-    "MB": ("between the servers, both ways", "megabytes"),
+# quantities of pictures, by the word in the legend: title and unit of the panel, and the value of a
+# result
+PANELS: Mapping[str, tuple[str, str, Callable[[Result], float]]] = {
+    "before": ("before the last upload", "seconds", itemgetter("before_seconds")),
+    "after": ("after the last upload", "seconds", itemgetter("after_seconds")),
+    "seconds": ("a round, estimated", "seconds", itemgetter("seconds")),
+    "OTs": ("oblivious transfers", "million OTs", lambda one: one["ots"] / 1e6),
+    "MB": ("between the servers, both ways", "megabytes", report.megabytes),
 }
 
 # a value per number of clients, by a word of PANELS
@@ -109,7 +111,7 @@ def _measure(
         label = results[at]["label"]
         name = f"{label} ({at // len(counts) + 1})" if label in of else label
         of[name] = results[at : at + len(counts)]
-    growths = {name: _growth(rows) for name, rows in of.items()}
+    growths = grown(of, "before", "after", "MB")
     where = f"d = {options.dim:,}, {chosen.extension}, {chosen.link}"
     printed = [report.table(f"{name}: {where}", [*map(_row, rows)]) for name, rows in of.items()]
     beyond = [BEYOND_POOL] if any(one["beyond_pool"] for one in results) else []
@@ -167,11 +169,11 @@ def _take_part(current: Round, update: Any) -> None:
             binding.fold(number, own, *map(os_entropy, sizes))
 
 
-def _growth(rows: Sequence[Result]) -> Growth:
+def grown(of: Mapping[str, Sequence[Result]], *quantities: str) -> Mapping[str, Growth]:
+    """Return quantities of PANELS by the number of clients, for the results of each method."""
     return {
-        "before": {one["clients"]: one["before_seconds"] for one in rows},
-        "after": {one["clients"]: one["after_seconds"] for one in rows},
-        "MB": {one["clients"]: report.megabytes(one) for one in rows},
+        name: {what: {one["clients"]: PANELS[what][2](one) for one in rows} for what in quantities}
+        for name, rows in of.items()
     }
 
 

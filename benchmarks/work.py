@@ -19,7 +19,7 @@ from securemedian.mpc.protocols import compare, ring, share
 from securemedian.mpc.protocols.audit import binding
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.correlations.pool import PORTION
-from securemedian.mpc.protocols.dealing import DealtUpload
+from securemedian.mpc.protocols.dealing import DealtUpload, nothing
 from securemedian.mpc.protocols.ot.extension import (
     ALIGN,
     BLOCK,
@@ -27,7 +27,7 @@ from securemedian.mpc.protocols.ot.extension import (
     RandomOtSender,
 )
 from securemedian.mpc.protocols.party import Party
-from securemedian.mpc.protocols.prg import SEED_BYTES, SESSION_BYTES, Stream, os_entropy
+from securemedian.mpc.protocols.prg import SEED_BYTES, Stream, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds import run_state
 from securemedian.mpc.rounds.bisecting import Bisection
@@ -48,7 +48,6 @@ from securemedian.mpc.rounds.pipeline import (
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.uneven import FollowRange
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
-from securemedian.servers.computing.base import mark_nothing
 
 # comparisons that a lane computes at once
 COMPARE_BATCH = 1 << 18
@@ -226,9 +225,8 @@ def _median(
     groups, cost = evenly(params, len(uploads)) if params.method.visible else [], Cost()
     for uploads in votes:
         if params.form.audited:
-            outcome, bound = _bisected(params, parties, protocol, uploads, meet)
-            checking, early = bound.checked.after(checking), early + bound.ahead.ahead_seconds
-            ahead += bound.ahead
+            outcome = _bisected(params, parties, protocol, uploads, meet)
+            early += outcome.cost.ahead_seconds
         else:
             if fills and cost != Cost():
                 # while clients vote
@@ -250,25 +248,24 @@ def _bisected(
     protocol: ProtocolParams,
     uploads: Sequence[share.Upload],
     meet: Callable[[], None],
-) -> tuple[Outcome, Bisection]:
+) -> Outcome:
     """Return the outcome of an audited round; what clients do for it, the parties do untimed."""
     channels, number = [party.channel for party in parties], parties[0].number
-    drawn = np.frombuffer(os_entropy(SESSION_BYTES), np.uint64)
-    session = (drawn ^ channels[0].exchange("binding", drawn)).tobytes()
-    found = Bisection.establish(number, channels, params, protocol, session)
+    found = Bisection.establish(number, channels, params, protocol)
     dealt = [upload for upload in uploads if isinstance(upload, DealtUpload)]
     masks = [os_entropy(SEED_BYTES) for _ in dealt]
     meet()
-    found.bind(dealt, masks, mark_nothing)
+    found.bind(dealt, masks, nothing)
     coin = found.toss()
     own = [
-        binding.fold(number, upload, session, coin, mask)
+        binding.fold(number, upload, found.session_id, coin, mask)
         for upload, mask in zip(dealt, masks, strict=True)
     ]
     theirs = [channels[0].exchange("fold", each) for each in own]
     meet()
     found.compare(theirs)
-    return Outcome(stacked([found.run(mark_nothing)]), found.ran), found
+    values = stacked([found.run(nothing)])
+    return Outcome(values, found.ran.after(found.checked).after(found.ahead))
 
 
 def run_before(params: RoundParams) -> run_state.RunState:

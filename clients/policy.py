@@ -8,14 +8,7 @@ from dataclasses import dataclass, field
 from math import inf, isnan
 from typing import ClassVar
 
-from securemedian.common.policy import (
-    COST,
-    Policy,
-    Security,
-    check_security,
-    forbidden,
-    refuse,
-)
+from securemedian.common.policy import COST, Policy, Security, check_security, forbidden, refuse
 from securemedian.common.status import RoundStatus
 from securemedian.mpc.errors import ConfigError, cut, quoted
 from securemedian.mpc.rounds.params import RoundParams

@@ -131,7 +131,7 @@ def hook(moments: Moments, state: Path) -> None:
     def bind(true: Any) -> Any:
         def bind(self: Lane, *given: Any) -> None:
             for chunk in self._chunks:
-                drawn = chunk.shares, *chunk.numbers.values()
+                drawn = chunk.bound.values, *chunk.numbers.values()
                 names = [hashlib.sha256(each.tobytes()).hexdigest() for each in drawn]
                 logs.event("material-used", names=names)
             true(self, *given)

@@ -63,7 +63,7 @@ MUTATIONS = {
     "bisect wrong_partners": Change(_BISECT, "while any(length", "while False and any(length"),
     "bisect mark_is_stored": Change(_BISECT, "opened()", "opened"),
     "bisect names_the_coin": Change(_BISECTING, "bool((named == coin).all())", "True"),
-    "bisect session_is_used": Change(_BISECTING, "if self._next != phase", "if False"),
+    "bisect session_is_used": Change(_BISECTING, "if self._next != name", "if False"),
     "folds not_stored": Change(
         _REGISTER, 'if (saved["state"], saved.get("sessions", 0)) !=', "if (state, sessions) !="
     ),

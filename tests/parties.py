@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from securemedian.mpc.arrays import Ring, RingShare
 from securemedian.mpc.protocols import dealing, ring, share
 from securemedian.mpc.protocols.channel import Channel, local_pair
-from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, Note, deal, note_nothing
+from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, Note, deal, nothing
 from securemedian.mpc.protocols.ot import ferret
 from securemedian.mpc.protocols.party import Party, Session
 from securemedian.mpc.protocols.prg import Entropy, Stream, os_entropy
@@ -202,7 +202,7 @@ def check(
     halves: Sequence[share.Upload],
     entropy: Entropy = os_entropy,
     coin: bytes = b"",
-    note: Note = note_nothing,
+    note: Note = nothing,
 ) -> list[bool]:
     """Return whose dealings pass, as the other party does. Toss first, unless there is a coin."""
     tossed = coin or dealing.toss(channel, number, entropy)

@@ -19,7 +19,7 @@ from securemedian.common.status import DEFAULT_COHORT
 from securemedian.common.versions import own_versions
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.protocols import wire
-from securemedian.mpc.protocols.dealing import Dealing, Note, note_nothing
+from securemedian.mpc.protocols.dealing import Dealing, Note, nothing
 from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.protocols.share import Upload
 from securemedian.mpc.rounds.cost import Cost
@@ -29,7 +29,7 @@ from securemedian.mpc.rounds.methods.zoom import Zoom
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked
 from securemedian.servers import config
-from securemedian.servers.computing.base import RoundInput, mark_nothing
+from securemedian.servers.computing.base import RoundInput
 from securemedian.servers.computing.engine import Coin, Engine, Engines, Examine, Result
 from securemedian.servers.computing.folds import Folds
 from securemedian.servers.machine.events import Failure
@@ -92,7 +92,7 @@ class FakeEngine:
         self.coins: list[bytes] = []
         # the hash that it opens of every dealing, and the function that notes that
         self.hashes = bytes(32)
-        self.note: Note = note_nothing
+        self.note: Note = nothing
         # the coin that each check of values and run of the protocol would toss, and the seeds of
         # the noise of each run
         self.openings: list[bytes] = []
@@ -126,7 +126,7 @@ class FakeEngine:
         halves: Sequence[Upload],
         coin: bytes,
         examine: Examine = lambda: None,
-        note: Note = note_nothing,
+        note: Note = nothing,
     ) -> None:
         """Note the dealings and the coin."""
         assert self.session_id, "nothing was prepared"
@@ -136,7 +136,7 @@ class FakeEngine:
     def check_values(self, given: RoundInput, examine: Examine = lambda: None) -> None:
         """Note the uploads, and what this server would toss with."""
         self.openings.append(given.opening)
-        self.checked, self.examine, self.note = given.uploads, examine, note_nothing
+        self.checked, self.examine, self.note = given.uploads, examine, nothing
         self.computes = True
 
     def bind(
@@ -147,7 +147,7 @@ class FakeEngine:
         examine: Examine = lambda: None,
     ) -> None:
         """Note the uploads, and what clients put into `folds`."""
-        self.checked, self.examine, self.note = given.uploads, examine, note_nothing
+        self.checked, self.examine, self.note = given.uploads, examine, nothing
         self.folds, self.bound, self.limit_s = folds, given, limit_s
         self.computes = True
 
@@ -161,7 +161,7 @@ class FakeEngine:
     def start(self, given: RoundInput, examine: Examine = lambda: None) -> None:
         """Note the uploads, and what this server would toss with."""
         # nothing of this server goes to workers with it
-        assert given.params.form.audited or given.mark is mark_nothing
+        assert given.params.form.audited or given.mark is nothing
         self.openings.append(given.opening)
         self.noises.append(given.noise)
         self.given, self.uploads, self.examine = given, given.uploads, examine

@@ -427,3 +427,15 @@ def test_no_page_of_help_is_longer_than_a_screen(
     assert 5 < len(said.splitlines()) <= 60
     # a method's options are on its own page
     assert ("--encoding" in said) == (page == "bench median radix")
+
+
+def test_panels_have_the_values_of_results_by_the_number_of_clients() -> None:
+    """Bytes are those of both directions, and OTs and bytes are in millions."""
+    result = {
+        "seconds": 0.5,
+        "ots": 2_000_000,
+        "bytes_s0_to_s1": 10**6,
+        "bytes_s1_to_s0": 3 * 10**6,
+    }
+    grown = by_clients.grown({"mean": [result | {"clients": 8}]}, "seconds", "OTs", "MB")
+    assert grown == {"mean": {"seconds": {8: 0.5}, "OTs": {8: 2.0}, "MB": {8: 4.0}}}

@@ -1,6 +1,5 @@
 """The binding of what the servers sum to what the clients have sent."""
 
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -160,17 +159,17 @@ def one_way(
     prover, verifier = Prover(one, run, here, mac_bits), Verifier(other, run, there, mac_bits)
     binder = Binder(prover, verifier, shape)
 
-    def told(chunk: Bound, change: np.ndarray) -> Bound:
-        wide = np.zeros((len(change), chunk.padded), change.dtype)
-        wide[:, : chunk.dim] = change
-        return replace(chunk, change=ring.pack(ring.reduce(wide, shape.bits), shape.bits))
+    def drawn(values: np.ndarray | None, *rows_and_dim: int) -> Bound:
+        bound = binder.draw(0, *rows_and_dim)
+        change = np.zeros(rows_and_dim, np.uint8) if values is None else values - bound.values
+        wide = np.zeros((len(change), bound.padded), bound.values.dtype)
+        wide[:, : bound.dim] = change
+        bound.change = ring.pack(ring.reduce(wide, shape.bits), shape.bits)
+        return bound
 
-    chunk, drawn = binder.draw(0, *values.shape)
-    binder.chunks.append(told(chunk, values - drawn))
-    rho = binder.draw_masks()
-    assert binder._masks
-    binder._masks = told(binder._masks, np.zeros_like(rho))
-    return binder, rho, other.delta[:mac_bits]
+    binder.chunks.append(drawn(values, *values.shape))
+    binder.masks = drawn(None, *fold_shape(shape))
+    return binder, binder.masks.values, other.delta[:mac_bits]
 
 
 @pytest.mark.parametrize(("buckets", "bits"), SHAPES)

@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -119,9 +119,10 @@ class Round:
     def prepare(self, number: int) -> Bisection:
         dim = self.index.shape[1]
         chunks = [(i, min(i + self.chunk, dim)) for i in range(0, dim, self.chunk)]
-        return Bisection.prepare(
-            self.sessions[number], self.channels(number), chunks, self.shape, self.session_id
-        )
+        given = self.sessions[number], self.channels(number), self.shape, self.session_id
+        found = Bisection(*given)
+        found.prepare(chunks)
+        return found
 
     def bind(self, number: int, who: Sequence[int] | None = None) -> Bisection:
         found = self.prepare(number)
@@ -188,7 +189,9 @@ def test_results_are_numpys(buckets: int, clients: int, dim: int, most: int) -> 
     round_ = Round(chosen(buckets, clients, dim), buckets, most)
     for found in run_both(round_.run):
         assert (found == round_.medians()).all()
-    assert sorted(round_.marks) == ["opened 0", "opened 1", "used 0", "used 1"]
+    # each lane may see to it that something is opened
+    assert sorted({*round_.marks}) == ["opened 0", "opened 1", "used 0", "used 1"]
+    assert sum(mark.startswith("used") for mark in round_.marks) == 2
 
 
 def test_base_ots_and_any_processor() -> None:
@@ -244,7 +247,8 @@ def test_a_plan_has_all_that_is_said(clients: int, dim: int, lanes: int, buckets
 
     def run(number: int) -> Bisection:
         given = number, round_.channels(number), round_.params
-        found = Bisection.establish(*given, protocol, round_.session_id)
+        found = Bisection.establish(*given, protocol)
+        round_.session_id = found.session_id
         found.bind(round_.uploads[number], round_.masks[number], lambda: None)
         found.compare(round_.folds(number, found.toss()))
         assert (found.run(lambda: None) == round_.medians()).all()
@@ -432,8 +436,8 @@ def test_a_message_that_is_changed_is_found(deviation: Deviation) -> None:
         for ended in held:
             # dropped: no phase begins again
             for name in ("bind", "toss", "compare", "run"):
-                with pytest.raises(LocalProtocolError):
-                    ended._begin(name)
+                with pytest.raises(LocalProtocolError), ended._phase(name):
+                    pass
 
     run_both(run)
     assert seen[0] > deviation.number
@@ -679,8 +683,8 @@ def test_a_session_is_used_once() -> None:
         one = round_.prepare(number)
         lane = one._lanes[0]
         for name in ("toss", "compare", "run"):
-            with pytest.raises(LocalProtocolError, match="before bind"):
-                one._begin(name)
+            with pytest.raises(LocalProtocolError, match="before bind"), one._phase(name):
+                pass
         given = round_.uploads[number], round_.masks[number], lambda: None
         with pytest.raises(InputError, match="one mask per upload"):
             one.bind(given[0], given[1][1:], given[2])
@@ -694,7 +698,7 @@ def test_a_session_is_used_once() -> None:
         with pytest.raises(LocalProtocolError, match="before toss"):
             one.bind(*given)
         with pytest.raises(LocalProtocolError, match="bound once"):
-            lane.bind(one._sums, np.zeros((15, 2560), np.uint8), lambda: None)
+            lane.bind(one._sums, np.zeros((15, 2560), np.uint8))
         folds = round_.folds(number, one.toss())
         with pytest.raises(LocalProtocolError, match="before compare"):
             one.run(lambda: None)
@@ -710,13 +714,7 @@ def test_a_session_is_used_once() -> None:
         assert not lane._steps
         assert not any(each.numbers or each.bits or each.products for each in lane._chunks)
         with pytest.raises(LocalProtocolError, match="made before"):
-            Bisection.prepare(
-                round_.sessions[number],
-                round_.channels(number),
-                [(0, 64)],
-                round_.shape,
-                round_.session_id,
-            )
+            round_.prepare(number)
         assert "secret" in repr(lane) and "secret" in repr(lane.opener)
 
     run_both(run)
@@ -744,6 +742,9 @@ def test_a_mark_is_stored_before_anything_that_it_is_about(mark: str, label: str
             one.compare(round_.folds(number, one.toss()))
             one.run(lambda: store("opened") if number == 0 else None)
         except (Full, ChannelClosed):
+            # as a server that drops its session does
+            for channel in round_.channels(number):
+                channel.close()
             return
         raise AssertionError("it goes on")
 
@@ -914,7 +915,7 @@ def test_a_wrong_number_passes_only_if_delta_is_guessed(monkeypatch: pytest.Monk
         lane = lanes[number]
         lane.binder = Binder(lane.prover, lane.verifier, lane.shape)
         lane.prepare([(0, 64)], False)
-        lane.bind(lambda *_: RingShare(none), None, lambda: None)
+        lane.bind(lambda *_: RingShare(none), None)
 
     run_both(run)
     z, d = lanes[0]._masked(1, rows, 2)
@@ -1135,20 +1136,20 @@ def test_a_server_names_the_coin_of_its_fold(monkeypatch: pytest.MonkeyPatch) ->
     def tell(self: Opener, label: str, mine: np.ndarray, *given: Any) -> Any:
         if (label, self._number) == ("bisect.folds", 1):
             mine = mine ^ np.uint64(1)
-            self.begin(mine)
-            self.add_own(owns.pop())
+            self.begin(mine, owns.pop())
         return true(self, label, mine, *given)
 
-    owns: list[np.ndarray] = []
-    true_add = Opener.add_own
+    owns: list[list[np.ndarray]] = []
+    true_begin = Opener.begin
 
-    def add_own(self: Opener, array: np.ndarray) -> None:
+    def begin(self: Opener, mine: np.ndarray, macs: Iterable[np.ndarray]) -> None:
         if self._number == 1:
-            owns.append(array)
-        true_add(self, array)
+            owns.append([each.copy() for each in macs])
+            macs = owns[-1]
+        true_begin(self, mine, macs)
 
     monkeypatch.setattr(Opener, "tell", tell)
-    monkeypatch.setattr(Opener, "add_own", add_own)
+    monkeypatch.setattr(Opener, "begin", begin)
     errors: dict[int, BaseException] = {}
     assert not rogue_run(round_, errors)
     assert "the sums of the clients' shares" in str(errors[0])
@@ -1178,10 +1179,10 @@ def test_a_digest_is_good_for_one_place() -> None:
 
 def test_macs_that_wait_are_not_dropped() -> None:
     opener = Opener(local_pair()[0], 0, bytes(32))
-    opener.begin(np.zeros(1, np.uint64))
+    opener.begin(np.zeros(1, np.uint64), [])
     opener.add_macs(np.zeros(1, np.uint64), np.zeros(1, np.uint64))
     with pytest.raises(LocalProtocolError, match="not compared"):
-        opener.begin(np.zeros(1, np.uint64))
+        opener.begin(np.zeros(1, np.uint64), [])
 
 
 def test_masks_of_folds_are_of_one_session() -> None:

@@ -74,7 +74,7 @@ def accept(verifier: Verifier, count: int, bits: int, slot: int | None = None) -
     """Return the keys as rows."""
     at, f = verifier.receive(count, bits)
     keys = verifier.empty(count, slot or slot_of(bits))
-    verifier.keys(at, verifier.opened(f, count, bits), 0, bits, keys, slot)
+    verifier.expand(at, verifier.opened(f, count, bits), 0, bits, keys, slot)
     return in_rows(keys, slot or slot_of(bits), bits, verifier.mac_bits)
 
 
@@ -88,7 +88,7 @@ def in_rows(words: np.ndarray, slot: int, bits: int, mac_bits: int = MAC_BITS) -
 
 def tags_again(prover: Prover, at: int, count: int, bits: int) -> np.ndarray:
     out = prover.empty(count, slot_of(bits))
-    prover.tags(at, bits, out)
+    prover.expand(at, None, 0, bits, out)
     return in_rows(out, slot_of(bits), bits)
 
 
@@ -115,7 +115,7 @@ def test_keys_are_tags_plus_delta_times_values(bits: int, native_aes: bool) -> N
         at, tags = commit(prover, values, bits)
         position, f = verifier.receive(count, bits)
         f, keys = verifier.opened(f, count, bits), verifier.empty(count, slot_of(bits))
-        verifier.keys(position, f, 0, bits, keys)
+        verifier.expand(position, f, 0, bits, keys)
         rows = in_rows(keys, slot_of(bits), bits)
         assert at == position and tags.shape == rows.shape == (MAC_BITS, count)
         assert holds(tags, rows, delta, values, bits)
@@ -127,7 +127,7 @@ def test_keys_are_tags_plus_delta_times_values(bits: int, native_aes: bool) -> N
         # from the middle of f on
         first = count // 2 // per_block(bits) * per_block(bits)
         out = verifier.empty(count - first, slot_of(bits))
-        verifier.keys(at + first // per_block(bits), f, first, bits, out)
+        verifier.expand(at + first // per_block(bits), f, first, bits, out)
         assert (in_rows(out, slot_of(bits), bits) == rows[:, first:]).all()
 
 

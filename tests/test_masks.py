@@ -711,24 +711,13 @@ MASKS: dict[str, Mask] = {
     ),
     "x of an AND on a carry": Mask(
         "the other party reads the shares of carries",
-        (
-            (
-                "AndMaker.opened",
-                "carry.bits ^ np.concatenate([its.bits for _, its in x])",
-                "carry.bits.copy()",
-            ),
-        ),
+        (("AndMaker.opened", "carry.bits ^ x.bits", "carry.bits.copy()"),),
         (authenticated.openings_received,),
     ),
     # The authenticated bisect
-    "a of a bound share": Mask(
-        "the other party reads the share of every count, and so the counts",
-        (("Lane.bind", "total - chunk.shares", "total"),),
-        (bisecting.what_is_received_is_uniform,),
-    ),
-    "a of the masks of folds": Mask(
-        "the other party reads the sum of the masks of folds, and so the fold of what is shared",
-        (("Lane.bind", "masks - self._masks", "masks"),),
+    "a of what is bound": Mask(
+        "the other party reads the share of every count, and the sum of the masks of folds",
+        (("Binder.shift", "values - bound.values", "values"),),
         (bisecting.what_is_received_is_uniform,),
     ),
     "random bits on the bits of a share": Mask(
@@ -906,9 +895,10 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "audit.hidden": ("a scalar on a digest",),
     "audit.proof": "a hash of a point that the peer computes too, if the digests are the same",
     "mac.random": ("u on a committed value", "leaves under MACs"),
+    "bisect.session": "half of a public id",
     "bisect.sizes": "a size, which is public",
     "bisect.claims": ("partners on random bits",),
-    "bisect.change": ("a of a bound share", "a of the masks of folds"),
+    "bisect.change": ("a of what is bound",),
     "bisect.folds": "the coin, and a digest that the peer computes too, if the clients are honest",
     "bisect.answer": "whether a digest is right, which nothing but deviations and folds decides",
     "bisect.fold": ("masks of a client's folds",),
@@ -975,8 +965,9 @@ NO_MASKS: dict[tuple[str, str], str] = {
     ("Lane._sign", "*"): "sums of one's own halves",
     (
         "Lane.ask.expect_sign",
-        "sign.keys ^ masks_of(its_bits) & delta",
+        "sign.keys ^ masks_of(its_bits) & self._ands.delta",
     ): "keys of a verifier",
+    ("_new_id", "os_entropy(SESSION_BYTES)"): "half of a public id",
     ("toss", "entropy(OPENING_BYTES)"): "half of a public seed",
     (
         "open_passed",

@@ -14,7 +14,6 @@ from securemedian.clients import files
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.upload import Round, check_range
 from securemedian.mpc.errors import InputError
-from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.exchange import Predictions
 from securemedian.mpc.rounds.methods.base import Method, Published
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
@@ -149,12 +148,9 @@ def test_a_value_that_would_be_cut_is_an_error(pair: Pair, method: Method, bound
 def test_plan_prints_ranges_and_leaves_out_what_cannot_hold_a_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def row(method: Method) -> forecast.Forecast:
-        params = RoundParams(method, dim=2, max_clients=3)
-        return forecast.Forecast(params, 3, Cost(), 0, 0, 0, 0, 0, 0)
-
-    rows = [row(method) for method in (Bucketed(), Pairwise(), Pairwise(), FIXED)]
-    assert forecast.ranges(rows) == [
+    methods = Bucketed(), Pairwise(), Pairwise(), FIXED
+    asked = [RoundParams(method, dim=2, max_clients=3) for method in methods]
+    assert forecast.ranges(asked) == [
         "pairwise: values from -8,589,934,592 to below 8,589,934,592",
         "radix fixed: values from -16,384 to below 16,384",
     ]

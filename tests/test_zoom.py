@@ -297,17 +297,17 @@ def voted(
     protocol: ProtocolParams,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return what both servers have of a vote, in a session of its own."""
-    halves, session_id = [ballot.vote(path) for ballot in ballots], os_entropy(16)
+    halves = [ballot.vote(path) for ballot in ballots]
     pairs = [local_pair(20) for _ in range(protocol.lanes)]
     seeds = [[vote_masks(seed, path.votes, path.digest) for seed in own] for own in masks]
 
     def run(number: int) -> NDArray[Any]:
         other, given = 1 - number, (number, [pair[number] for pair in pairs], params)
-        one = Bisection.establish(*given, protocol, session_id)
+        one = Bisection.establish(*given, protocol)
         one.bind([half[number] for half in halves], seeds[number], lambda: None)
         coin = one.toss()
         folds = [
-            fold(other, half[other], session_id, coin, seeds[other][place])
+            fold(other, half[other], one.session_id, coin, seeds[other][place])
             for place, half in enumerate(halves)
         ]
         assert one.compare(folds) == [True] * len(folds)

@@ -44,7 +44,6 @@ that are opened, or that are 0 if the party is honest, as `audit.opening` demand
 """
 
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -57,18 +56,17 @@ from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.audit import ands, macs
-from securemedian.mpc.protocols.audit.ands import AndMaker, Carry, Kept, Pieces, rotations
+from securemedian.mpc.protocols.audit.ands import AndMaker, Carry, Kept, rotations
 from securemedian.mpc.protocols.audit.binding import Binder, Bound, fold_shape, padded
 from securemedian.mpc.protocols.audit.bits import MAC_MASK, AuthenticatedBits, masks_of
 from securemedian.mpc.protocols.audit.macs import Prover, Verifier, packed, per_block, slot_of
 from securemedian.mpc.protocols.audit.opening import DIGEST_WORDS, Opener
 from securemedian.mpc.protocols.boolean import pack_bits, unpack_bits
-from securemedian.mpc.protocols.channel import Channel, Planned
-from securemedian.mpc.protocols.dealing import Dealing, toss, toss_messages
+from securemedian.mpc.protocols.channel import Channel, Planned, both_ways
+from securemedian.mpc.protocols.dealing import Dealing, nothing, toss, toss_messages
 from securemedian.mpc.protocols.kernels import bisecting as kernels
 from securemedian.mpc.protocols.kernels import searching
 from securemedian.mpc.protocols.party import Session
-from securemedian.mpc.protocols.prg import Entropy, os_entropy
 
 # SECURITY: any other number passes for a bit with a chance of 2^-CHECK_BITS
 CHECK_BITS = 40
@@ -79,13 +77,10 @@ TILE = 1 << 13
 # The fewest ANDs that are made at once, where a chunk needs as many: of so many a bucket has 3, and
 # the more there are, the fewer rounds it takes.
 POOL = 15 << 16
-# Portions of OTs of ANDs that are checked at once.
-PORTIONS = 14
 # Bytes of an AND while it is made: three leaky ones, and what comes of them.
 AND_BYTES = 280
-# Keys of no bits.
-NONE = np.empty(0, np.uint64)
-# Does something once, before the first message that depends on it is sent.
+# Sees to it that something is stored before a message that depends on it is sent. Lanes may each
+# call it.
 Mark = Callable[[], None]
 # Takes the coordinates that are done.
 Report = Callable[[int], None]
@@ -104,10 +99,6 @@ def partners_of(count: int) -> tuple[int, int]:
     while any(length % divisor == 0 for divisor in range(2, math.isqrt(length) + 1)):
         length += 1
     return math.ceil(CHECK_BITS / math.log2(length)), length
-
-
-def report_nothing(_: int) -> None:
-    """Do nothing."""
 
 
 @dataclass
@@ -131,26 +122,12 @@ Products = dict[tuple[int, int], tuple[Kept, Kept]]
 class _Chunk:
     """Coordinates [start, start + dim) of a lane: their masks, then shares, and random bits."""
 
+    # of a, then X: (W-1, dim)
     bound: Bound
-    # a, then X: (W-1, dim)
-    shares: Ring = field(repr=False)
     # each step's random numbers of this party (padded,), until the step takes them
     numbers: Numbers = field(repr=False)
     bits: Committed = field(repr=False)
     products: Products = field(repr=False)
-
-
-class Once:
-    """Something that is done once by whichever lane comes first, before any lane goes on."""
-
-    def __init__(self, do: Mark) -> None:
-        self._do, self._done, self._lock = do, False, threading.Lock()
-
-    def __call__(self) -> None:
-        with self._lock:
-            if not self._done:
-                self._do()
-                self._done = True
 
 
 class Lane:
@@ -159,14 +136,7 @@ class Lane:
     Used by one thread. Raises LocalProtocolError for a lane of this session that was made before.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        number: int,
-        channel: Channel,
-        shape: Dealing,
-        entropy: Entropy = os_entropy,
-    ) -> None:
+    def __init__(self, session: Session, number: int, channel: Channel, shape: Dealing) -> None:
         self.party, self.shape = session.party(number, channel), shape
         self.opener = Opener(
             channel, self.party.number, digest("bisect", session.session_id, number)
@@ -174,13 +144,11 @@ class Lane:
         self.prover = Prover(session, number, channel)
         self.verifier = Verifier(session, number, channel)
         self.binder = Binder(self.prover, self.verifier, shape)
-        self._ands = AndMaker(self.party, self.opener, entropy, PORTIONS)
-        self._entropy, self._lane = entropy, number
+        self._ands = AndMaker(self.party, self.opener, session.entropy)
+        self._entropy, self._lane = session.entropy, number
         self._slot = slot_of(shape.bits)
         self._delta = packed(self.verifier.constant(np.ones(1, np.uint8)), self._slot)[:, 0]
         self._chunks: list[_Chunk] = []
-        # a of the masks of folds
-        self._masks: Ring | None = None
         # one step for each bit of a bucket, the highest first
         self._steps = list(reversed(range(shape.slot_bits)))
         self._bound = self._folded = False
@@ -196,7 +164,7 @@ class Lane:
     # Ahead of time
 
     def prepare(
-        self, chunks: Sequence[tuple[int, int]], masks: bool, report: Report = report_nothing
+        self, chunks: Sequence[tuple[int, int]], masks: bool, report: Report = nothing
     ) -> None:
         """Make all that needs no upload, for chunks [start, stop), while the peer does the same.
 
@@ -204,18 +172,18 @@ class Lane:
         its bits are made, and again when its ANDs are. Raises PeerProtocolError if the peer did not
         follow the protocol.
         """
-        if self._chunks or self._masks is not None:
+        if self._chunks or self.binder.masks:
             raise LocalProtocolError("a lane is prepared once")
         if any((stop - start) % 64 for start, stop in chunks[:-1]):
             raise LocalProtocolError("the last chunk alone ends anywhere")
         made = [self._make(stop - start, report) for start, stop in chunks]
         # last, because these are kept, and what is made takes more memory meanwhile
         for (start, stop), kept in zip(chunks, made, strict=True):
-            bound, shares = self.binder.draw(start, self.shape.slots - 1, stop - start)
+            bound = self.binder.draw(start, self.shape.slots - 1, stop - start)
             self.binder.chunks.append(bound)
-            self._chunks.append(_Chunk(bound, shares, *kept))
+            self._chunks.append(_Chunk(bound, *kept))
         if masks:
-            self._masks = self.binder.draw_masks()
+            self.binder.masks = self.binder.draw(0, *fold_shape(self.shape))
 
     def _make(self, dim: int, report: Report) -> tuple[Numbers, Committed, Products]:
         """Make the random bits of all steps of a chunk, prove that they are bits, and make ANDs."""
@@ -231,50 +199,35 @@ class Lane:
                 its = ring.pack(f[:, first : first + width], bits - t)
                 blocks = first // per_block(bits - t)
                 committed[step, t] = _Committed(at + blocks, their_at + blocks, its)
-            proved.append(halves)
+                if halves is not None:
+                    proved.append(halves[first : first + width])
         report(dim)
-        products, rows, done, told = Products(), (bits - 1) * steps, 0, 0
+        self.opener.what = f"the ANDs of lane {self._lane}"
+        products, done, rows = Products(), 0, len(proved)
         for count in pools_of(bits, steps, width):
-            some = slice(done * width, (done + count) * width)
-            self._make_products(proved, some, width, products)
+            # taken, which makes room
+            some = AuthenticatedBits.joined([proved.pop(0) for _ in range(count)])
+            known = max(0, min(done + count, steps) - done) * width
+            w, x = self._ands.products(some, known)
+            for start in range(0, count * width, width):
+                t, step = divmod(done + start // width, steps)
+                of_w = w[start : start + width]
+                of_x = x[start - known : start - known + width] if t else of_w
+                products[step, t] = of_w, of_x
+            report(dim * (done + count) // rows - dim * done // rows)
             done += count
-            # makes room: those of the first t have their ANDs
-            proved[: done // steps] = [AuthenticatedBits.of_peer(NONE)] * (done // steps)
-            report(dim * done // rows - told)
-            told = dim * done // rows
-        report(dim - told)
         return dict(enumerate(numbers.reshape(steps, width))), committed, products
 
-    def _make_products(
-        self, proved: list[AuthenticatedBits], some: slice, width: int, products: Products
-    ) -> None:
-        """Make ANDs of some of the bits that were proved: of all steps of t = 0, then of 1, .."""
-        self.opener.what = f"the ANDs of lane {self._lane}"
-        steps = len(self._steps)
-        each = steps * width
-        parts = [
-            proved[t][max(0, some.start - t * each) : max(0, some.stop - t * each)]
-            for t in range(self.shape.bits - 1)
-        ]
-        bits = AuthenticatedBits.joined([part for part in parts if len(part)])
-        known = max(0, min(some.stop, each) - some.start)
-        w, x = self._ands.products(bits, known)
-        for start in range(0, len(bits), width):
-            t, step = divmod((some.start + start) // width, steps)
-            of_w = w[start : start + width]
-            of_x = x[start - known : start - known + width] if t else of_w
-            products[step, t] = of_w, of_x
-
-    def _prove_bits(self, values: Bits, t: int) -> tuple[int, int, Words, AuthenticatedBits]:
+    def _prove_bits(self, values: Bits, t: int) -> tuple[int, int, Words, AuthenticatedBits | None]:
         """Commit to bits over Z_2^(l-t), and prove them.
 
         Return both positions, the peer's f, and this party's halves of the sums of both parties'
-        bits, with MACs modulo 2. Those of Z_2 are bits whatever they are, and have no halves yet.
+        bits, with MACs modulo 2. Those of Z_2 are bits whatever they are, and have no ANDs.
         """
         bits, count, slot = self.shape.bits - t, values.size, self._slot
         if bits == 1:
-            at = self.prover.send(values, 1)
-            return at, *self.verifier.receive(count, 1), AuthenticatedBits.of_peer(NONE)
+            at, _ = self.prover.commit(values, 1)
+            return at, *self.verifier.receive(count, 1), None
         at, tags = self.prover.commit(values, bits, slot)
         their_at, f = self.verifier.receive(count, bits)
         each, length = partners_of(count)
@@ -291,9 +244,7 @@ class Lane:
         # the guards themselves, and h of the others
         opened[:, length - count :] ^= values
         words, zero = pack_bits(opened.reshape(-1)), np.zeros_like(self._delta)
-        self.opener.begin(words)
-        for piece in self._differences(tags, partner_tags, turns, opened, zero, bits):
-            self.opener.add_own(piece)
+        self.opener.begin(words, self._differences(tags, partner_tags, turns, opened, zero, bits))
         found = AuthenticatedBits(values, np.empty(count, np.uint64), np.empty(count, np.uint64))
         kernels.low_bits(tags, slot, found.macs)
         # tags make room for keys
@@ -301,14 +252,12 @@ class Lane:
         keys, partner_keys = (self.verifier.empty(size, slot) for size in (count, each * length))
         for where, given, out in ((their_at, f, keys), (partners_at, partners_f, partner_keys)):
             unpacked = self.verifier.opened(given, out.shape[1], bits)
-            self.verifier.keys(where, unpacked, 0, bits, out, slot)
+            self.verifier.expand(where, unpacked, 0, bits, out, slot)
         kernels.low_bits(keys, slot, found.keys)
 
-        def expect(words: Words) -> None:
+        def expect(words: Words) -> Iterator[Words]:
             theirs = unpack_bits(words, opened.size).reshape(opened.shape)
-            given = keys, partner_keys, turns, theirs, self._delta, bits
-            for piece in self._differences(*given):
-                self.opener.add_wanted(piece)
+            return self._differences(keys, partner_keys, turns, theirs, self._delta, bits)
 
         self.opener.what = f"random bits {t} of lane {self._lane}"
         self.opener.exchange("bisect.claims", words, expect)
@@ -344,27 +293,23 @@ class Lane:
 
     # After the last upload
 
-    def bind(self, sums: Callable[[int, int], RingShare], masks: Ring | None, used: Mark) -> None:
+    def bind(self, sums: Callable[[int, int], RingShare], masks: Ring | None) -> None:
         """Fix this party's shares, while the peer does.
 
         `sums`(start, stop) returns cumulative ones, (W-1, stop - start). `masks` are the sum of
-        those of the clients' folds, on the lane that has them. `used` is called before anything is
-        sent that depends on them. Raises LocalProtocolError if the lane is bound, because two
-        differences with one a tell shares.
+        those of the clients' folds, on the lane that has them. Raises LocalProtocolError if the
+        lane is bound, because two differences with one a tell shares.
         """
-        if self._bound or (masks is None) != (self._masks is None):
+        its_masks = self.binder.masks
+        if self._bound or (masks is None) != (its_masks is None):
             raise LocalProtocolError("a lane is bound once, to what it is prepared for")
         self._bound = True
-        used()
-        for number, chunk in enumerate(self._chunks):
+        for bound, ends in zip(self.binder.chunks, self.ends, strict=True):
             with self.party.reading_uploads():
-                total = ring.reduce(sums(*self.ends[number]), self.shape.bits)
-            chunk.bound = self.binder.shift(chunk.bound, total - chunk.shares)
-            self.binder.chunks[number] = chunk.bound
-            chunk.shares = total
-        if masks is not None and self._masks is not None:
-            self.binder.shift_masks(masks - self._masks)
-            self._masks = None
+                total = ring.reduce(sums(*ends), self.shape.bits)
+            self.binder.shift(bound, total)
+        if masks is not None and its_masks:
+            self.binder.shift(its_masks, masks)
 
     def folds(self, coin: bytes) -> tuple[Words, Words]:
         """Return this lane's part of the tags and keys of fold(X) + R, as `Binder.folds` does.
@@ -377,7 +322,7 @@ class Lane:
         self.opener.mix(coin)
         return self.binder.folds(coin)
 
-    def run(self, rank: int, opened: Mark, report: Report = report_nothing) -> NDArray[np.uint16]:
+    def run(self, rank: int, opened: Mark, report: Report = nothing) -> NDArray[np.uint16]:
         """Return the bucket of the element of rank k in each coordinate of the lane, opened.
 
         `opened` is called before a share of a sign is sent. Each coordinate is reported once per
@@ -403,15 +348,12 @@ class Lane:
         values, masked = self._masked(step, rows, rank)
         own = (values, np.empty((bits, rows.size), np.uint64))
         peers, sent = np.empty((bits, rows.size), np.uint64), ring.pack(masked, bits)
-        self.opener.begin(sent)
-        for piece in self._zeros(step, rows, masked, rank, own[1], False):
-            self.opener.add_own(piece)
+        self.opener.begin(sent, self._zeros(step, rows, masked, rank, own[1], False))
         theirs = np.empty_like(masked)
 
-        def expect(words: Words) -> None:
+        def expect(words: Words) -> Iterator[Words]:
             theirs[:] = ring.unpack(words, bits, rows.size)
-            for piece in self._zeros(step, rows, theirs, rank, peers, True):
-                self.opener.add_wanted(piece)
+            return self._zeros(step, rows, theirs, rank, peers, True)
 
         # SECURITY: checked before anything else of this step is sent
         self.opener.exchange("bisect.masked", sent, expect)
@@ -423,23 +365,21 @@ class Lane:
         self.opener.settle("the openings of ANDs")
         opened()
         words = pack_bits(sign.bits)
-        self.opener.begin(words)
-        self.opener.add_own(sign.macs & MAC_MASK)
-        delta, its_bits = self._ands.delta, np.empty_like(sign.bits)
+        self.opener.begin(words, [sign.macs & MAC_MASK])
 
-        def expect_sign(words: Words) -> None:
-            its_bits[:] = unpack_bits(words, rows.size)
-            self.opener.add_wanted((sign.keys ^ masks_of(its_bits) & delta) & MAC_MASK)
+        def expect_sign(words: Words) -> list[Words]:
+            its_bits = unpack_bits(words, rows.size)
+            return [(sign.keys ^ masks_of(its_bits) & self._ands.delta) & MAC_MASK]
 
-        self.opener.exchange("bisect.sign", words, expect_sign)
-        return sign.bits ^ its_bits
+        told = self.opener.exchange("bisect.sign", words, expect_sign)
+        return unpack_bits(words ^ told, rows.size)
 
     def _masked(self, step: int, rows: NDArray[np.uint16], rank: int) -> tuple[Ring, Ring]:
         """Return this party's z, and z ^ b, whose random numbers are taken."""
         values, masks, at = [], [], 0
         for chunk in self._chunks:
             here = rows[None, at : at + chunk.bound.dim].astype(np.intp)
-            values.append(np.take_along_axis(chunk.shares, here, axis=0)[0])
+            values.append(np.take_along_axis(chunk.bound.values, here, axis=0)[0])
             masks.append(chunk.numbers.pop(step)[: chunk.bound.dim])
             at += chunk.bound.dim
         z = np.concatenate(values)
@@ -469,10 +409,14 @@ class Lane:
             # party 0's number, whose keys these are, is less by k
             public -= public.dtype.type(rank)
         public, at = ring.reduce(public, bits), 0
+        end = self.verifier if keys else self.prover
         for chunk in self._chunks:
             bound, random = chunk.bound, [chunk.bits[step, t] for t in range(bits)]
             f = {y: self.binder.row(bound, y) if keys else None for y in asked}
-            its = [self._unpacked(end, bound, bits - t, keys) for t, end in enumerate(random)]
+            unpacked = [
+                self.verifier.opened(its.f, bound.padded, bits - t) if keys else None
+                for t, its in enumerate(random)
+            ]
             for start in range(0, bound.dim, macs.PIECE):
                 size = min(macs.PIECE, bound.dim - start)
                 here = slice(at + start, at + start + size)
@@ -481,8 +425,9 @@ class Lane:
                     if (rows[here] == y).any():
                         again = self.binder.again(bound, f[y], y, start)
                         kernels.choose(again, rows[here], y, out)
-                for t, end in enumerate(random):
-                    self._write(end, bits - t, start, its[t], words)
+                for t, its in enumerate(random):
+                    place = (its.their_at if keys else its.at) + start // per_block(bits - t)
+                    end.expand(place, unpacked[t], start, bits - t, words, slot)
                     kernels.low_bits(words, slot, low[t, here])
                     kernels.subtract_bit(words, masked[here], t, slot, out)
                 if keys:
@@ -490,18 +435,6 @@ class Lane:
                 kernels.keep_low(out, bits, slot)
                 yield out
             at += bound.dim
-
-    def _unpacked(self, end: _Committed, bound: Bound, bits: int, keys: bool) -> Ring | None:
-        """Return f of what the peer committed to, if keys are made of it."""
-        return self.verifier.opened(end.f, bound.padded, bits) if keys else None
-
-    def _write(self, its: _Committed, bits: int, start: int, f: Ring | None, out: Words) -> None:
-        """Write tags, or keys if there is f, of elements from `start` on."""
-        first = start // per_block(bits)
-        if f is None:
-            self.prover.tags(its.at + first, bits, out, self._slot)
-        else:
-            self.verifier.keys(its.their_at + first, f, start, bits, out, self._slot)
 
     def _sign(
         self, step: int, random: Ring, macs: Words, keys: Words, changes: tuple[Ring, Ring]
@@ -528,17 +461,16 @@ class Lane:
         public = unpack_bits(mine ^ theirs, random.size)
         return sign.plus(self.party.number, public, self._ands.delta)
 
-    def _take(self, step: int, t: int) -> tuple[Pieces, Pieces]:
+    def _take(self, step: int, t: int) -> tuple[Kept, Kept]:
         """Take w and x of a step from all chunks: no step has them again."""
-        found, at = [], 0
-        for chunk in self._chunks:
-            kept = (each[0 : chunk.bound.dim] for each in chunk.products.pop((step, t)))
-            found.append([(slice(at, at + chunk.bound.dim), each) for each in kept])
-            at += chunk.bound.dim
-        w, x = zip(*found, strict=True)
+        parts = [
+            [each[0 : chunk.bound.dim] for each in chunk.products.pop((step, t))]
+            for chunk in self._chunks
+        ]
+        w, x = map(Kept.joined, zip(*parts, strict=True))
         return w, x
 
-    def _opened(self, t: int, carry: Carry, k: AuthenticatedBits, x: Pieces) -> Words | None:
+    def _opened(self, t: int, carry: Carry, k: AuthenticatedBits, x: Kept) -> Words | None:
         """Open a masked carry, whose MACs are checked with the next message. The first one is 0."""
         return self._ands.opened(carry, k, x) if t else None
 
@@ -546,68 +478,56 @@ class Lane:
 # The messages, for `plan`: those that each party sends (True) and receives (False), in its order
 
 
-def _both(label: str, words: int) -> Iterator[Planned]:
-    for sent in (True, False):
-        yield sent, label, np.uint64, (words,)
+def _drawn(shape: Dealing, sizes: Sequence[int], masks: bool) -> list[int]:
+    """Return how many elements are drawn at a time: of each chunk, and of the masks of folds."""
+    counts = [(shape.slots - 1) * padded(size) for size in sizes]
+    return counts + [math.prod(fold_shape(shape))] * masks
 
 
 def prepare_messages(shape: Dealing, sizes: Sequence[int], masks: bool) -> Iterator[Planned]:
     """Yield the messages of `Lane.prepare`, for chunks of so many coordinates."""
     trees, bits, steps = macs.MAC_BITS // macs.TREE_BITS, shape.bits, shape.slot_bits
-    drawn = [(shape.slots - 1) * padded(size) for size in sizes]
-
-    def draw(count: int) -> Iterator[Planned]:
-        return _both("mac.random", ring.packed_words((trees - 1) * count, bits))
-
     for size in sizes:
         width = padded(size)
         numbers, done = steps * width, 0
         partners = math.prod(partners_of(numbers))
         for m in range(bits, 0, -1):
-            yield from _both("mac.values", ring.packed_words(trees * numbers, m))
+            yield from both_ways("mac.values", ring.packed_words(trees * numbers, m))
             if m > 1:
-                yield from _both("mac.values", ring.packed_words(trees * partners, m))
+                yield from both_ways("mac.values", ring.packed_words(trees * partners, m))
                 yield from toss_messages()
-                yield from _both("bisect.claims", ring.packed_words(partners, 1) + DIGEST_WORDS)
+                yield from both_ways("bisect.claims", ring.packed_words(partners, 1) + DIGEST_WORDS)
         for rows in pools_of(bits, steps, width):
             known = max(0, min(done + rows, steps) - done)
-            yield from ands.messages(rows * width, known * width, PORTIONS)
+            yield from ands.messages(rows * width, known * width)
             done += rows
-    for count in [*drawn, *([math.prod(fold_shape(shape))] if masks else [])]:
-        yield from draw(count)
+    for count in _drawn(shape, sizes, masks):
+        yield from both_ways("mac.random", ring.packed_words((trees - 1) * count, bits))
 
 
 def bind_messages(shape: Dealing, sizes: Sequence[int], masks: bool) -> Iterator[Planned]:
     """Yield the messages of `Lane.bind`."""
-    counts = [(shape.slots - 1) * padded(size) for size in sizes]
-    for count in [*counts, *([math.prod(fold_shape(shape))] if masks else [])]:
-        yield from _both("bisect.change", ring.packed_words(count, shape.bits))
+    for count in _drawn(shape, sizes, masks):
+        yield from both_ways("bisect.change", ring.packed_words(count, shape.bits))
 
 
 def run_messages(shape: Dealing, dim: int) -> Iterator[Planned]:
     """Yield the messages of `Lane.run`, of a lane of `dim` coordinates."""
     words = ring.packed_words(dim, 1)
     for _ in range(shape.slot_bits if dim else 0):
-        yield from _both("bisect.masked", ring.packed_words(dim, shape.bits) + DIGEST_WORDS)
+        yield from both_ways("bisect.masked", ring.packed_words(dim, shape.bits) + DIGEST_WORDS)
         for _ in range(shape.bits - 2):
-            yield from _both("and.openings", words + DIGEST_WORDS)
-        yield from _both("opening.digest", DIGEST_WORDS)
-        yield from _both("bisect.sign", words + DIGEST_WORDS)
+            yield from both_ways("and.openings", words + DIGEST_WORDS)
+        yield from both_ways("opening.digest", DIGEST_WORDS)
+        yield from both_ways("bisect.sign", words + DIGEST_WORDS)
 
 
-def ots_of(shape: Dealing, sizes: Sequence[int]) -> int:
-    """Return how many OTs a lane takes, of both directions."""
-    steps, widths = shape.slot_bits, map(padded, sizes)
-    return sum(
-        ands.ots_of(rows * width) for width in widths for rows in pools_of(shape.bits, steps, width)
-    )
+def needs(shape: Dealing, sizes: Sequence[int]) -> tuple[int, int]:
+    """Return how many OTs a lane takes, of both directions, and about how many bytes.
 
-
-def memory(shape: Dealing, sizes: Sequence[int]) -> int:
-    """Return about how many bytes a lane keeps, and takes while it makes one chunk or pool more.
-
-    It keeps ANDs, f of the random bits and of a, X, and the random numbers. Of a chunk it makes the
-    tags or keys of a step's bits and their partners, and of a pool of ANDs all of it.
+    The bytes are those that it keeps, and takes while it makes one chunk or pool more. It keeps
+    ANDs, f of the random bits and of a, X, and the random numbers. Of a chunk it makes the tags or
+    keys of a step's bits and their partners, and of a pool of ANDs all of it.
     """
     dim, bits, steps = sum(sizes), shape.bits, shape.slot_bits
     trees, entries = macs.MAC_BITS // macs.TREE_BITS, shape.slots - 1
@@ -625,4 +545,5 @@ def memory(shape: Dealing, sizes: Sequence[int]) -> int:
         (count + math.prod(partners_of(count)) for width in widths if (count := steps * width)),
         default=0,
     )
-    return kept + max(drawn, made * tagged, AND_BYTES * max(pools, default=0))
+    ots = sum(ands.ots_of(count) for count in pools)
+    return ots, kept + max(drawn, made * tagged, AND_BYTES * max(pools, default=0))

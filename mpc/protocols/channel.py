@@ -189,14 +189,16 @@ def frame_size(label: str, dtype: DTypeLike, shape: tuple[int, ...]) -> int:
     return wire.frame_size(label, _fields(0, 0), {"": (dtype, shape)})
 
 
-def opening_messages(label: str, words: int) -> Iterator[Planned]:
-    """Yield what each party sends (True) and receives (False) in `Channel.open`, in its order.
+def both_ways(label: str, count: int, dtype: DTypeLike = np.uint64) -> Iterator[Planned]:
+    """Yield what each party sends (True) and receives (False) in `Channel.exchange`."""
+    for sent in (True, False):
+        yield sent, label, dtype, (count,)
 
-    The `words` count the nonce.
-    """
-    for name, size in ((label.replace("open", "commit"), COMMITMENT_WORDS), (label, words)):
-        for sent in (True, False):
-            yield sent, name, np.uint64, (size,)
+
+def opening_messages(label: str, words: int) -> Iterator[Planned]:
+    """Yield the same of `Channel.open`. The `words` count the nonce."""
+    yield from both_ways(label.replace("open", "commit"), COMMITMENT_WORDS)
+    yield from both_ways(label, words)
 
 
 def _commitment(label: str, number: int, at: int, opening: Words) -> bytes:

@@ -357,8 +357,8 @@ class Opened:
 Note = Callable[[Sequence[bytes]], None]
 
 
-def note_nothing(hashes: Sequence[bytes]) -> None:
-    """Note nothing, where nobody asks for it."""
+def nothing(*_: object) -> None:
+    """Do nothing, where nobody asks for a call."""
 
 
 def open_pairs(
@@ -408,6 +408,8 @@ def messages(shape: Dealing, clients: int, parts: Sequence[int] | None = None) -
 
     The check is `open_pairs`, with the same `parts`, and `compare`.
     """
+    from securemedian.mpc.protocols.channel import both_ways
+
     for part in shape.parts if parts is None else [shape.parts[index] for index in parts]:
         guards = shape.vectors(part.guards)
         words = ring.packed_words(part.partners * part.kept, shape.slot_bits)
@@ -420,8 +422,7 @@ def messages(shape: Dealing, clients: int, parts: Sequence[int] | None = None) -
                 yield from ((False, *message) for message in pairs)
             if at < clients:
                 yield from ((True, *message) for message in pairs)
-    for sent in (True, False):
-        yield sent, "dealing.digests", np.uint64, (DIGEST_WORDS * clients,)
+    yield from both_ways("dealing.digests", DIGEST_WORDS * clients)
 
 
 def toss(channel: Channel, number: int, entropy: Entropy = os_entropy) -> bytes:

@@ -18,12 +18,14 @@ Nothing of it may be used after that: the next one has a session of its own.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from hashlib import sha256
 from typing import Self
 
 import numpy as np
 
 from securemedian.mpc.arrays import PublicValues, Ring, RingShare, Words
+from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import (
     ConfigError,
     InputError,
@@ -35,19 +37,11 @@ from securemedian.mpc.protocols import bisect, dealing, ring, share
 from securemedian.mpc.protocols.audit import binding, macs
 from securemedian.mpc.protocols.audit.macs import unpacked
 from securemedian.mpc.protocols.audit.opening import DIGEST_WORDS
-from securemedian.mpc.protocols.bisect import (
-    Lane,
-    Mark,
-    Once,
-    bind_messages,
-    ots_of,
-    prepare_messages,
-    run_messages,
-)
-from securemedian.mpc.protocols.channel import Channel, Planned
-from securemedian.mpc.protocols.dealing import DealtUpload
+from securemedian.mpc.protocols.bisect import Lane, Mark
+from securemedian.mpc.protocols.channel import Channel, Planned, both_ways
+from securemedian.mpc.protocols.dealing import Dealing, DealtUpload
 from securemedian.mpc.protocols.party import Session
-from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, os_entropy
+from securemedian.mpc.protocols.prg import SEED_BYTES, SESSION_BYTES, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.cost import Cost, Meter
 from securemedian.mpc.rounds.cutting import cut_evenly
@@ -60,20 +54,28 @@ Chunks = Sequence[tuple[int, int]]
 class Bisection:
     """One server's end of one session. `session_id` is its id, which clients are told."""
 
-    def __init__(self, lanes: Sequence[Lane], session_id: bytes, entropy: Entropy) -> None:
-        self.session_id = session_id
-        self._lanes: Sequence[Lane] = lanes
-        self._shape, self._entropy = lanes[0].shape, entropy
-        self._number, self._channel = lanes[0].party.number, lanes[0].party.channel
+    def __init__(
+        self, session: Session, channels: Sequence[Channel], shape: Dealing, session_id: bytes
+    ) -> None:
+        """Take the session of an audit that has no lanes yet: each gets one of the channels.
+
+        `session_id` is 16 bytes that both agreed on and no other session has.
+        """
+        self.session_id, self._shape, self._entropy = session_id, shape, session.entropy
+        self._number, self._channel = session.party_id, channels[0]
+        self._lanes: Sequence[Lane] = [
+            Lane(session, i, channel, shape) for i, channel in enumerate(channels)
+        ]
         self._uploads: Sequence[DealtUpload] = ()
         self._masks: Sequence[bytes] = ()
         self._coin = b""
-        # the rank that a vote of so many clients asks for
+        # the rank that a vote of so many clients asks for, and that of the clients that are bound
         self._rank_of: Callable[[int, int], int] = lambda _, clients: ring.median_rank(clients)
+        self._rank = 0
         # the cost of `prepare`, of the phases up to `compare`, and of `run`
         self.ahead = self.checked = self.ran = Cost()
         # the next phase that is allowed
-        self._next = "bind"
+        self._next = "prepare"
 
     def __repr__(self) -> str:
         return f"Bisection({self.session_id.hex()}, before {self._next or 'nothing'})"
@@ -85,56 +87,42 @@ class Bisection:
         channels: Sequence[Channel],
         params: RoundParams,
         protocol: ProtocolParams,
-        session_id: bytes,
-        entropy: Entropy = os_entropy,
         progress: Progress | None = None,
     ) -> Self:
-        """Make base OTs of its own, and `prepare` a round of these parameters.
+        """Agree on an id, make base OTs of its own, and `prepare` a round of these parameters.
 
         Lanes have the channels, which nobody else uses. `protocol.chunk` is the smaller one of both
         servers. Raises ConfigError for a round that cannot be bisected, and as `prepare` does.
         """
-        shape, given = dealing_of(params), _protocol(protocol, len(channels))
+        shape = dealing_of(params)
+        given = replace(
+            protocol, lanes=len(channels), ot_field_bits=macs.TREE_BITS, ot_extension="softspoken"
+        )
+        session_id = _new_id(channels[0], number)
         with accusing("prepare"):
-            session = Session.establish(number, channels[0], session_id, given, entropy, audit=True)
+            session = Session.establish(number, channels[0], session_id, given, audit=True)
             mine = np.array([protocol.chunk], np.uint64)
             chunk = int(np.minimum(mine, channels[0].exchange("bisect.sizes", mine))[0])
             if chunk < share.SLICE_ALIGN:
                 raise PeerProtocolError(f"chunks of {chunk} coordinates are too small")
-        chunks = cut_evenly(params.dim, replace(given, chunk=chunk))
-        found = cls.prepare(session, channels, chunks, shape, session_id, entropy, progress)
+        found = cls(session, channels, shape, session_id)
         found._rank_of = params.method.rank_of
+        found.prepare(cut_evenly(params.dim, replace(given, chunk=chunk)), progress)
         return found
 
-    @classmethod
-    def prepare(
-        cls,
-        session: Session,
-        channels: Sequence[Channel],
-        chunks: Chunks,
-        shape: dealing.Dealing,
-        session_id: bytes,
-        entropy: Entropy = os_entropy,
-        progress: Progress | None = None,
-    ) -> Self:
+    def prepare(self, chunks: Chunks, progress: Progress | None = None) -> None:
         """Make all that needs no upload, of `chunks` [start, stop) that both servers agreed on.
 
-        Lanes, of which each has a channel, take turns at them. `session` is that of an audit, and
-        has no other lanes. `session_id` is 16 bytes that both agreed on and no other session has.
-        Raises PeerDeviated if the peer did not follow the protocol.
+        Lanes take turns at them. Raises PeerDeviated if the peer did not follow the protocol.
         """
-        lanes = [Lane(session, i, channel, shape, entropy) for i, channel in enumerate(channels)]
-        found = cls(lanes, session_id, entropy)
         # coordinates are done when their bits are made, and their ANDs
         report = Report(2 * sum(stop - start for start, stop in chunks), progress)
 
         def work(i: int) -> None:
-            lanes[i].prepare(chunks[i :: len(lanes)], i == 0, report.add)
+            self._lanes[i].prepare(chunks[i :: len(self._lanes)], i == 0, report.add)
 
-        with found._phase("prepare"):
-            run_lanes(channels, work)
-        found._next = "bind"
-        return found
+        with self._phase("prepare", "bind"):
+            self._run(work)
 
     def bind(self, uploads: Sequence[DealtUpload], masks: Sequence[bytes], used: Mark) -> None:
         """Fix the set: the `uploads` of all included clients, in the order that both agreed on.
@@ -147,18 +135,13 @@ class Bisection:
                 f"one mask per upload is needed: {len(masks)} masks for {len(uploads)} clients; "
                 "give as many of both"
             )
-        self._begin("bind")
-        self._uploads, self._masks = uploads, masks
-        seeds = [binding.masks(seed, self.session_id, self._shape) for seed in masks]
-        total = binding.total(seeds, self._shape)
-        once = Once(used)
-
-        def work(i: int) -> None:
-            self._lanes[i].bind(self._sums, None if i else total, once)
-
-        with self._phase("bind"):
-            self._run(work)
-        self._next = "toss"
+        with self._phase("bind", "toss"):
+            self._uploads, self._masks = uploads, masks
+            self._rank = self._rank_of(uploads[0].vote, len(uploads))
+            seeds = [binding.masks(seed, self.session_id, self._shape) for seed in masks]
+            total = binding.total(seeds, self._shape)
+            used()
+            self._run(lambda i: self._lanes[i].bind(self._sums, None if i else total))
 
     def _sums(self, start: int, stop: int) -> RingShare:
         """Return this server's share of the cumulative histogram: (W-1, stop - start)."""
@@ -173,10 +156,8 @@ class Bisection:
 
         SECURITY: all changes of both servers are in before it begins.
         """
-        self._begin("toss")
-        with self._phase("toss"):
+        with self._phase("toss", "compare"):
             self._coin = dealing.toss(self._channel, self._number, self._entropy)
-        self._next = "compare"
         return self._coin
 
     def compare(self, folds: Sequence[Words]) -> list[bool]:
@@ -193,17 +174,14 @@ class Bisection:
                 f"one fold per client is compared: {len(self._uploads)} folds of {words[0]} "
                 "words; give as many"
             )
-        self._begin("compare")
-        with self._phase("compare"):
-            agreed = self._sums_agree(folds)
-            agree = [True] * len(folds) if agreed else self._who_agrees(folds)
-            if not agreed and all(agree):
+        with self._phase("compare", "run"):
+            if self._sums_agree(folds):
+                return [True] * len(folds)
+            agree = self._who_agrees(folds)
+            if all(agree):
                 raise PeerDeviated("the sums of the clients' shares do not agree")
-        if agreed:
-            self._next = "run"
-        else:
             self._drop()
-        return agree
+            return agree
 
     def _sums_agree(self, folds: Sequence[Words]) -> bool:
         """Return whether both servers' sums are those of the clients, as both say."""
@@ -222,12 +200,9 @@ class Bisection:
         keys -= lane.verifier.constant(theirs.reshape(-1))
         coin = np.frombuffer(self._coin, np.uint64)
         wanted = hashed(ring.reduce(keys, bits))
-        lane.opener.begin(coin)
-        lane.opener.add_own(hashed(ring.reduce(tags, bits)))
+        lane.opener.begin(coin, [hashed(ring.reduce(tags, bits))])
         # the coin names the fold, and both send it along
-        named, right = lane.opener.tell(
-            "bisect.folds", coin, lambda _: lane.opener.add_wanted(wanted)
-        )
+        named, right = lane.opener.tell("bisect.folds", coin, lambda _: [wanted])
         right &= bool((named == coin).all())
         theirs_right = self._channel.exchange("bisect.answer", np.array([right], np.uint8))
         return right and theirs_right[0] == 1
@@ -252,33 +227,30 @@ class Bisection:
         `opened` stores, for good, that a share of a sign has been sent. It is called before one is,
         on any lane. Raises PeerDeviated if the other server deviates.
         """
-        self._begin("run")
-        rank, once = self._rank_of(self._uploads[0].vote, len(self._uploads)), Once(opened)
-        ends = [lane.ends for lane in self._lanes]
-        found = np.empty(max(stop for its in ends for _, stop in its), np.uint16)
+        once, found = cache(opened), np.empty(self._shape.dim, np.uint16)
         report = Report(found.size * self._shape.slot_bits, progress)
 
         def work(i: int) -> None:
-            mine, at = self._lanes[i].run(rank, once, report.add), 0
-            for start, stop in ends[i]:
+            mine, at = self._lanes[i].run(self._rank, once, report.add), 0
+            for start, stop in self._lanes[i].ends:
                 found[start:stop] = mine[at : at + stop - start]
                 at += stop - start
 
         with self._phase("run"):
             self._run(work)
-        self._drop()
+            self._drop()
         return PublicValues(found)
 
-    def _begin(self, phase: str) -> None:
-        """Begin a phase. Raises LocalProtocolError if another is next."""
-        if self._next != phase:
-            raise LocalProtocolError(f"{phase} is not the next phase of a session: {self!r}")
-        # whatever happens, it is not begun again
-        self._next = ""
-
     @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        """Count what a phase costs, and drop all if it fails."""
+    def _phase(self, name: str, then: str = "") -> Iterator[None]:
+        """Begin a phase, count its cost, and drop all if it fails. Another one comes `then`.
+
+        Raises LocalProtocolError, and drops nothing, if this phase is not the next.
+        """
+        if self._next != name:
+            raise LocalProtocolError(f"{name} is not the next phase of a session: {self!r}")
+        # whatever happens, it is not begun again
+        self._next = then
         meter = Meter([lane.party for lane in self._lanes])
         try:
             with accusing(name):
@@ -296,7 +268,8 @@ class Bisection:
                 self.checked = cost.as_checking().after(self.checked)
 
     def _drop(self) -> None:
-        """Forget all that was made, and what was bound to it."""
+        """Forget all that was made, and what was bound to it: no phase is next."""
+        self._next = ""
         self._lanes, self._uploads, self._masks = (), (), ()
 
     def _run(self, work: Callable[[int], None]) -> None:
@@ -312,7 +285,18 @@ def hashed(rows: Ring) -> Words:
     return np.frombuffer(sha256(rows.tobytes()).digest(), np.uint64)
 
 
-def dealing_of(params: RoundParams) -> dealing.Dealing:
+def _new_id(channel: Channel, number: int) -> bytes:
+    """Return an id that no session had before, if one of the servers has drawn its half.
+
+    SECURITY: the masks of clients' folds are made of it.
+    """
+    mine = np.frombuffer(os_entropy(SESSION_BYTES), np.uint64)
+    theirs = channel.exchange("bisect.session", mine)
+    halves = (mine, theirs) if number == 0 else (theirs, mine)
+    return digest("binding", *(half.tobytes() for half in halves))[:SESSION_BYTES]
+
+
+def dealing_of(params: RoundParams) -> Dealing:
     """Return the dealing of a round that can be bisected. Raises ConfigError for any other."""
     shape = params.form.dealing
     if shape is None or params.method.groups > 1 or params.weights or shape.bits > macs.MAX_BITS:
@@ -339,48 +323,27 @@ def accusing(name: str) -> Iterator[None]:
         raise PeerDeviated(f"{name}: {error}") from error
 
 
-def _protocol(protocol: ProtocolParams, lanes: int) -> ProtocolParams:
-    """Return the parameters of a session, whatever those of the servers' other rounds are."""
-    return replace(protocol, lanes=lanes, ot_field_bits=macs.TREE_BITS, ot_extension="softspoken")
+def predict(
+    params: RoundParams, protocol: ProtocolParams
+) -> tuple[dict[str, list[list[Planned]]], int, int]:
+    """Return what each party says on each lane, by phase, the OTs, and about how many bytes it has.
 
-
-def predict_phases(params: RoundParams, protocol: ProtocolParams) -> dict[str, list[list[Planned]]]:
-    """Return what each party says on each lane, by phase, if all clients agree: for `plan`.
-
-    Base OTs are left out.
+    For `plan`: all clients agree, and base OTs are left out. The OTs are those of both directions.
     """
-    shape, sizes = dealing_of(params), _sizes(params, protocol)
-    first = range(protocol.lanes)
-    answered: list[Planned] = [
-        (sent, label, dtype, of)
-        for label, dtype, of in (
-            ("bisect.folds", np.uint64, (SEED_BYTES // 8 + DIGEST_WORDS,)),
-            ("bisect.answer", np.uint8, (1,)),
-        )
-        for sent in (True, False)
-    ]
-    return {
-        "prepare": [[*prepare_messages(shape, sizes[i], i == 0)] for i in first],
-        "bind": [[*bind_messages(shape, sizes[i], i == 0)] for i in first],
-        "toss": [[*dealing.toss_messages()]],
-        "compare": [answered],
-        "run": [[*run_messages(shape, sum(its))] for its in sizes],
-    }
-
-
-def _sizes(params: RoundParams, protocol: ProtocolParams) -> list[list[int]]:
-    """Return the coordinates of each chunk, lane by lane."""
+    shape = dealing_of(params)
     dims = [stop - start for start, stop in cut_evenly(params.dim, protocol)]
-    return [dims[lane :: protocol.lanes] for lane in range(protocol.lanes)]
-
-
-def ots(params: RoundParams, protocol: ProtocolParams) -> int:
-    """Return how many OTs a round takes, of both directions and all lanes."""
-    shape = dealing_of(params)
-    return sum(ots_of(shape, sizes) for sizes in _sizes(params, protocol))
-
-
-def memory(params: RoundParams, protocol: ProtocolParams) -> int:
-    """Return about how many bytes a round takes at one party."""
-    shape = dealing_of(params)
-    return sum(bisect.memory(shape, sizes) for sizes in _sizes(params, protocol))
+    lanes = [dims[lane :: protocol.lanes] for lane in range(protocol.lanes)]
+    phases: dict[str, list[list[Planned]]] = {
+        "prepare": [[*bisect.prepare_messages(shape, its, i == 0)] for i, its in enumerate(lanes)],
+        "bind": [[*bisect.bind_messages(shape, its, i == 0)] for i, its in enumerate(lanes)],
+        "toss": [[*dealing.toss_messages()]],
+        "compare": [
+            [
+                *both_ways("bisect.folds", SEED_BYTES // 8 + DIGEST_WORDS),
+                *both_ways("bisect.answer", 1, np.uint8),
+            ]
+        ],
+        "run": [[*bisect.run_messages(shape, sum(its))] for its in lanes],
+    }
+    ots, memory = zip(*(bisect.needs(shape, its) for its in lanes), strict=True)
+    return phases, sum(ots), sum(memory)

@@ -16,7 +16,7 @@ from securemedian.mpc.errors import InputError
 from securemedian.mpc.protocols import dealing, share
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.correlations.base import Demand
-from securemedian.mpc.protocols.dealing import Dealing, Note, note_nothing
+from securemedian.mpc.protocols.dealing import Dealing, Note, nothing
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, Stream, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
@@ -88,7 +88,7 @@ def check_dealings(
     shape: Dealing,
     halves: Sequence[share.Upload],
     coin: bytes,
-    note: Note = note_nothing,
+    note: Note = nothing,
 ) -> Checked:
     """Return whose dealings pass (`dealing`), and what that cost.
 

@@ -9,17 +9,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from securemedian.mpc.protocols.bisect import Mark
-from securemedian.mpc.protocols.dealing import Dealing, Note
+from securemedian.mpc.protocols.dealing import Dealing, Note, nothing
 from securemedian.mpc.protocols.share import Upload
 from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.lanes import Progress
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, Outcome
 from securemedian.servers.computing.folds import Folds
-
-
-def mark_nothing() -> None:
-    """Do nothing, for a round that is not audited."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,7 @@ class RoundInput:
     masks: Sequence[bytes] = field(default=(), repr=False)
     # called in an audited round before anything is sent that depends on an upload, and again before
     # a share of a sign is: it sees to it that this is stored
-    mark: Mark = mark_nothing
+    mark: Mark = nothing
 
     def entropy(self, count: int) -> bytes:
         """Return the opening, as what a toss asks for (`prg.Entropy`)."""

@@ -14,7 +14,7 @@ from functools import partial
 
 from securemedian.common.status import COMPILING
 from securemedian.mpc.errors import LocalProtocolError, PeerDeviated, SecureMedianError
-from securemedian.mpc.protocols.dealing import Dealing, Note, note_nothing
+from securemedian.mpc.protocols.dealing import Dealing, Note, nothing
 from securemedian.mpc.protocols.share import Upload
 from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.lanes import Progress
@@ -205,7 +205,7 @@ class Engine:
         halves: Sequence[Upload],
         coin: bytes,
         examine: Examine = lambda: None,
-        note: Note = note_nothing,
+        note: Note = nothing,
     ) -> None:
         """Check clients' dealings with the other server, while other jobs go on.
 

@@ -1,18 +1,15 @@
 """The lanes of a session, on threads of this process, with the base OTs and pools they need."""
 
 import time
-from collections.abc import Callable, Sequence
-
-import numpy as np
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from securemedian.mpc.arrays import RingShare
-from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols import compiling
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, Note, open_pairs
 from securemedian.mpc.protocols.party import Party, Session
-from securemedian.mpc.protocols.prg import SESSION_BYTES, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import Upload
 from securemedian.mpc.rounds import pipeline
@@ -87,7 +84,6 @@ class ThreadComputation:
         self._bound: Bisection | None = None
         # one per lane, once the base OTs are made
         self._parties: list[Party] = []
-        self._logged = False
         # on `checking`, once the two servers have met there
         self._met: Channel | None = None
 
@@ -95,32 +91,29 @@ class ThreadComputation:
     def established(self) -> bool:
         return bool(self._channels)
 
-    def _meet(self) -> None:
-        self._channels = self._channels or meet(self._party, self._links)
-
     def establish(self) -> None:
         """Make the base OTs, if there are none yet."""
         if self._parties:
             return
-        start = time.monotonic()
-        self._meet()
-        given = self._party, self._channels[0], self.session_id, self._protocol
-        session = Session.establish(*given)
-        self._parties = [session.party(*lane) for lane in enumerate(self._channels)]
-        self._log_established(start)
+        with self._meeting():
+            given = self._party, self._channels[0], self.session_id, self._protocol
+            session = Session.establish(*given)
+            self._parties = [session.party(*lane) for lane in enumerate(self._channels)]
 
-    def _log_established(self, start: float) -> None:
-        """Log it once: its first round makes base OTs of its own if it has security malicious."""
-        if self._logged:
-            return
-        self._logged = True
-        logs.event(
-            "session-established",
-            session=logs.fingerprint("session", self.session_id),
-            lanes=len(self._channels),
-            aes=sum(link.sealed for link in self._links),
-            seconds=round(time.monotonic() - start, 3),
-        )
+    @contextmanager
+    def _meeting(self) -> Iterator[None]:
+        """Meet the other server first, and log once how long that and the first base OTs took."""
+        start, first = time.monotonic(), not self._channels
+        self._channels = self._channels or meet(self._party, self._links)
+        yield
+        if first:
+            logs.event(
+                "session-established",
+                session=logs.fingerprint("session", self.session_id),
+                lanes=len(self._channels),
+                aes=sum(link.sealed for link in self._links),
+                seconds=round(time.monotonic() - start, 3),
+            )
 
     def fill(
         self,
@@ -198,29 +191,22 @@ class ThreadComputation:
 
     def prepare(self, params: RoundParams, progress: Progress) -> Cost:
         self._prepared = self._bound = None
-        start = time.monotonic()
-        self._meet()
-        session_id, channels = self._new_binding(self._channels[0]), self._channels
-        given = self._party, channels, params, self._protocol, session_id
-        self._prepared = Bisection.establish(*given, progress=progress)
-        self._log_established(start)
+        with self._meeting():
+            given = self._party, self._channels, params, self._protocol, progress
+            self._prepared = Bisection.establish(*given)
         return self._prepared.ahead
-
-    def _new_binding(self, channel: Channel) -> bytes:
-        """Return an id that no binding had before, if one of the servers has drawn its half.
-
-        SECURITY: the masks of clients' folds are made of it.
-        """
-        mine = np.frombuffer(os_entropy(SESSION_BYTES), np.uint64)
-        theirs = channel.exchange("bisect.session", mine)
-        halves = (mine, theirs) if self._party == 0 else (theirs, mine)
-        return digest("binding", *(half.tobytes() for half in halves))[:SESSION_BYTES]
 
     def run_round(
         self, given: RoundInput, progress: Progress, shard: Shard | None = None
     ) -> Outcome:
         if given.params.form.audited:
-            return self._bisected(given, progress)
+            # the digits of what `bind` has bound both servers to
+            bisection, self._bound = self._bound, None
+            if bisection is None:
+                raise LocalProtocolError(
+                    "an audited round was to run before its folds were compared"
+                )
+            return Outcome(stacked([bisection.run(given.mark, progress)]), bisection.ran)
         return pipeline.run_round(
             *self._of(given),
             progress,
@@ -230,13 +216,6 @@ class ThreadComputation:
             shard,
             given.noise,
         )
-
-    def _bisected(self, given: RoundInput, progress: Progress) -> Outcome:
-        """Open the digits of the result of what `bind` has bound both servers to."""
-        bisection, self._bound = self._bound, None
-        if bisection is None:
-            raise LocalProtocolError("an audited round was to run before its folds were compared")
-        return Outcome(stacked([bisection.run(given.mark, progress)]), bisection.ran)
 
     def _of(
         self, given: RoundInput

@@ -21,8 +21,9 @@ from securemedian.mpc.errors import (
     from_code,
 )
 from securemedian.mpc.protocols.audit.binding import fold_words, vote_masks
+from securemedian.mpc.protocols.dealing import nothing
 from securemedian.servers import logs
-from securemedian.servers.computing.base import RoundInput, mark_nothing
+from securemedian.servers.computing.base import RoundInput
 from securemedian.servers.computing.engine import Engine, Engines
 from securemedian.servers.computing.folds import Folds
 from securemedian.servers.machine.events import Effect, Event, Failure, Interrupted
@@ -213,7 +214,7 @@ class RoundRunner:
             server_round.noise,
             [vote_masks(spool.masks(client), vote, path) for client in included] if audited else (),
             # of others the input goes to workers, also on other hosts
-            check if audited else mark_nothing,
+            check if audited else nothing,
         )
 
     def _require_session(self, entry: Entry) -> None:

@@ -15,7 +15,7 @@ from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.audit import binding
 from securemedian.mpc.protocols.audit.ands import AndMaker, Carry
-from securemedian.mpc.protocols.audit.binding import Binder
+from securemedian.mpc.protocols.audit.binding import Binder, Bound
 from securemedian.mpc.protocols.audit.bits import AuthenticatedBits
 from securemedian.mpc.protocols.audit.macs import Prover
 from securemedian.mpc.protocols.audit.opening import Opener
@@ -177,16 +177,16 @@ def _other_sum(true: Any, self: Bisection, start: int, stop: int) -> RingShare:
     return RingShare(ring.reduce(found + found.dtype.type(1), self._shape.bits))
 
 
-def _twice(true: Any, self: Binder, chunk: Any, change: Array) -> Any:
+def _twice(true: Any, self: Binder, bound: Bound, values: Array) -> None:
     """Tell what is added to a, and tell it again."""
-    found, send = true(self, chunk, change), self.prover._channel.send
-    send("bisect.change", np.zeros(chunk.padded * len(change) * self.shape.bits // 64, np.uint64))
-    return found
+    true(self, bound, values)
+    words = np.zeros(bound.padded * len(values) * self.shape.bits // 64, np.uint64)
+    self.prover.channel.send("bisect.change", words)
 
 
-def _other_mask(true: Any, self: Binder, change: Array) -> Any:
+def _other_mask(true: Any, self: Binder, bound: Bound, values: Array) -> None:
     """Be bound to another sum of the masks of folds."""
-    return true(self, change ^ change.dtype.type(1))
+    true(self, bound, values ^ values.dtype.type(bound is self.masks))
 
 
 def _no(true: Any, self: Opener, label: str, *given: Any) -> Any:
@@ -298,7 +298,7 @@ def _cancel(replace: Replace, rogue: int) -> None:
 
 def _wrong_blocks(true: Any, self: Prover, values: Array, *given: Any) -> Any:
     """Authenticate other values in six of the 12 blocks: a guess that their 24 bits are 0."""
-    channel, send = self._channel, self._channel.send
+    channel, send = self.channel, self.channel.send
 
     def wrong(label: str, array: Array) -> None:
         changed = array.copy()
@@ -386,12 +386,12 @@ ROWS: dict[str, tuple[Deviation, str]] = {
     "last-sign": (_by(Lane, "_sign", _last_sign), "step 0 of lane"),
     "sum": (_by(Bisection, "_sums", _other_sum), "the sums of the clients' shares"),
     "sum-twice": (_by(Binder, "shift", _twice), "bind"),
-    "mask": (_by(Binder, "shift_masks", _other_mask), "the sums of the clients' shares"),
+    "mask": (_by(Binder, "shift", _other_mask), "the sums of the clients' shares"),
     "coin": (_coin, "committed"),
     "no": (_by(Opener, "tell", _no), "the sums of the clients' shares"),
     "no-bits": (_by(Lane, "_prove_bits", _no_bits), "random bits"),
     "cancel": (_cancel, "random bits 0 of lane"),
-    "blocks": (_by(Prover, "_commit", _wrong_blocks), "random bits"),
+    "blocks": (_by(Prover, "commit", _wrong_blocks), "random bits"),
     "buckets": (_by(AndMaker, "combined", _buckets), "buckets of ANDs"),
 }
 

@@ -42,7 +42,7 @@ from itertools import product
 from typing import NamedTuple, Self
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import LocalProtocolError
@@ -51,7 +51,7 @@ from securemedian.mpc.protocols.audit.equality import settle, settling
 from securemedian.mpc.protocols.audit.macs import TREE_BITS
 from securemedian.mpc.protocols.audit.opening import DIGEST_WORDS, Opener
 from securemedian.mpc.protocols.boolean import pack_bits, unpack_bits
-from securemedian.mpc.protocols.channel import Planned
+from securemedian.mpc.protocols.channel import Planned, both_ways
 from securemedian.mpc.protocols.dealing import toss, toss_messages
 from securemedian.mpc.protocols.kernels import ands as kernels
 from securemedian.mpc.protocols.kernels import packing
@@ -64,8 +64,9 @@ from securemedian.mpc.protocols.protocol import SECURITY_BITS
 from securemedian.mpc.protocols.ring import packed_words
 
 STATISTICAL_BITS = 40
-# Leaky ANDs whose OTs are checked at once: so many that waiting for the peer costs little.
-PORTION = 63 << 11
+# Leaky ANDs whose OTs are made one after the other, and how many times as many are checked at once:
+# the more, the fewer rounds.
+PORTION, PORTIONS = 63 << 11, 14
 # Buckets whose MACs are combined at a time: they stay in the second-level cache.
 TILE = 1 << 13
 # x, y and z
@@ -89,6 +90,14 @@ class Kept:
         halves = np.empty((2, count), np.uint32), np.empty((2, count), np.uint16)
         return cls(np.empty(-(-count // 64), np.uint64), *halves)
 
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Return bits one after another: all parts but the last have a multiple of 64."""
+        if len(parts) == 1:
+            return parts[0]
+        each = zip(*((part.bits, part.low, part.high) for part in parts), strict=True)
+        return cls(*(np.concatenate(arrays, axis=-1) for arrays in each))
+
     def put(self, half: int, start: int, words: Words) -> None:
         """Keep MACs, or keys, from place `start` on."""
         some = slice(start, start + len(words))
@@ -101,10 +110,6 @@ class Kept:
 
     def __repr__(self) -> str:
         return f"Kept({len(self.bits)} words, <secrets>)"
-
-
-# Kept bits of consecutive elements, and which of the whole these are, from a multiple of 64 on.
-Pieces = Sequence[tuple[slice, Kept]]
 
 
 @dataclass(eq=False, repr=False)
@@ -146,39 +151,30 @@ def bucket_size(count: int) -> int:
 class AndMaker:
     """The maker of leaky ANDs, and of `products` with them, of one party on one lane."""
 
-    def __init__(
-        self,
-        party: Party,
-        opener: Opener,
-        entropy: Entropy = os_entropy,
-        portions: int = 1,
-    ) -> None:
-        """Take the lane of an audit's session. Raises LocalProtocolError if OTs are silent.
+    def __init__(self, party: Party, opener: Opener, entropy: Entropy = os_entropy) -> None:
+        """Take the lane of an audit's session, and what the MACs of what is opened go to.
 
-        The MACs of what is opened go to the `opener`. So many `portions` of OTs are checked at
-        once: the more, the fewer rounds.
+        Raises LocalProtocolError if OTs are silent.
         """
         sender, receiver = party.pool.ends.sender, party.pool.ends.receiver
         if not isinstance(sender, SoftSpokenSender) or not isinstance(receiver, SoftSpokenReceiver):
             raise LocalProtocolError("authenticated bits are made with SoftSpokenOT alone")
         self._sender, self._receiver = sender, receiver
         self._channel, self._number, self._entropy = party.channel, party.number, entropy
-        self._opener, self._portions = opener, portions
+        self._opener = opener
         # the word of Delta that MACs are made with
         self.delta = np.uint64(sender.delta[0])
 
-    def products(
-        self, bits: AuthenticatedBits, known: int, bucket: int | None = None
-    ) -> tuple[Kept, Kept]:
+    def products(self, bits: AuthenticatedBits, known: int) -> tuple[Kept, Kept]:
         """Return w and x for k = a ^ b, while the other party does the same.
 
         The `bits` are k as each party holds it: its own bits and their MACs, and the keys of the
         other's. w is a b for the first `known` ones, whose x are not returned, and x (x ^ k) for
-        the rest. `bucket` is for tests. Raises PeerProtocolError if the peer did not follow the
-        protocol: PeerDeviated, unless it is OT extension that has found it.
+        the rest. Raises PeerProtocolError if the peer did not follow the protocol: PeerDeviated,
+        unless it is OT extension that has found it.
         """
         buckets = _buckets(len(bits))
-        size = bucket or bucket_size(buckets)
+        size = bucket_size(buckets)
         leaky = size * buckets
         factors, tests = _memory(leaky), Scratch().array("T", leaky)
         self.leaky(factors, tests)
@@ -209,7 +205,7 @@ class AndMaker:
                 kernels.mask_tops(x.bits[some], z.bits[some], received, tests[some], tops[words])
             waiting.clear()
 
-        for some in _groups(len(tests), self._portions):
+        for some in _groups(len(tests)):
             own, key0, key1 = hashes = [
                 scratch.array(f"hash of {what}", some.stop - some.start)
                 for what in ("own", "key 0", "key 1")
@@ -321,24 +317,21 @@ class AndMaker:
             return _Half(every, none, none), _Half(none, none, self.delta)
         return _Half(none, none, none), _Half(every, self.delta, self.delta)
 
-    def opened(self, carry: Carry, k: AuthenticatedBits, x: Pieces) -> Words:
+    def opened(self, carry: Carry, k: AuthenticatedBits, x: Kept) -> Words:
         """Open c + x + a, packed.
 
         SECURITY: nothing that is made of it may be opened before the opener is settled, to which
         the MACs of what is opened here are appended. Unless an x hides it.
         """
-        mine = carry.bits ^ np.concatenate([its.bits for _, its in x])
+        mine = carry.bits ^ x.bits
         if self._number == 0:
             mine ^= pack_bits(k.bits)
         theirs = self._opener.exchange("and.openings", mine)
         proofs = np.empty((2, len(k)), np.uint64)
         for half, (whose, _, delta) in enumerate(self._deltas()):
-            macs = (carry.macs, carry.keys)[half], (k.macs, k.keys)[half]
-            for some, its in x:
-                c, sums = (each[some] for each in macs)
-                words = theirs[some.start // 64 : -(-some.stop // 64)]
-                given = c, its.low[half], its.high[half], sums, words, whose, delta
-                kernels.authenticate(*given, MAC_MASK, proofs[half, some])
+            c, sums = (carry.macs, carry.keys)[half], (k.macs, k.keys)[half]
+            given = c, x.low[half], x.high[half], sums, theirs, whose, delta
+            kernels.authenticate(*given, MAC_MASK, proofs[half])
         self._opener.add_macs(*proofs)
         return mine ^ theirs
 
@@ -347,8 +340,8 @@ class AndMaker:
         carry: Carry,
         k: AuthenticatedBits,
         changes: tuple[Words, Words],
-        w: Pieces,
-        x: Pieces,
+        w: Kept,
+        x: Kept,
         opened: Words | None,
     ) -> None:
         """Turn a carry c into the next: (a + c) (b + c) + c, for bits a and b that were changed.
@@ -366,20 +359,13 @@ class AndMaker:
             # each bit is multiplied by what is added to the other one
             public = [np.stack([np.zeros_like(e), e, p & q]) for e in changes[::-1]]
         s, e, r = public[0]
-        carry.bits ^= np.concatenate([its.bits for _, its in w]) ^ e & pack_bits(k.bits)
-        if opened is not None:
-            carry.bits ^= s & np.concatenate([its.bits for _, its in x])
+        carry.bits ^= w.bits ^ s & x.bits ^ e & pack_bits(k.bits)
         if self._number == 0:
             carry.bits ^= r
         for half, (_, added, _) in enumerate(self._deltas()):
-            macs = (carry.macs, carry.keys)[half], (k.macs, k.keys)[half]
-            for (some, of_w), (_, of_x) in zip(w, x, strict=True):
-                c, sums = (each[some] for each in macs)
-                words = np.ascontiguousarray(
-                    public[half][:, some.start // 64 : -(-some.stop // 64)]
-                )
-                parts = of_w.low[half], of_w.high[half], of_x.low[half], of_x.high[half]
-                kernels.add_product(words, *parts, sums, added, c)
+            c, sums = (carry.macs, carry.keys)[half], (k.macs, k.keys)[half]
+            parts = w.low[half], w.high[half], x.low[half], x.high[half]
+            kernels.add_product(public[half], *parts, sums, added, c)
 
 
 def ots_of(count: int) -> int:
@@ -387,19 +373,19 @@ def ots_of(count: int) -> int:
     return 6 * _leaky_count(count)
 
 
-def messages(count: int, known: int, portions: int = 1) -> Iterator[Planned]:
+def messages(count: int, known: int) -> Iterator[Planned]:
     """Yield what each party sends (True) and receives (False) in `products`, in its order."""
     both, seed = (True, False), (SEED_BYTES,)
     # of x, y and r, and for the checks
     trees = [SECURITY_BITS // TREE_BITS, *[SECURITY_BITS // TREE_BITS // 2] * 2]
     leaky = _leaky_count(count)
-    tables: list[tuple[str, DTypeLike, tuple[int, ...]]] = []
-    for some in _groups(leaky, portions):
+    tables: list[Planned] = []
+    for some in _groups(leaky):
         group = some.stop - some.start
         sizes = [min(PORTION, group - at) for at in range(0, group, PORTION)]
         for sent in both:
-            if tables and not sent:
-                yield False, *tables.pop()
+            if not sent:
+                yield from tables
             for size, each in product(sizes, trees):
                 yield sent, "ot.corrections", np.uint64, (each - 1, size // 64)
             for each in trees[:2]:
@@ -410,18 +396,16 @@ def messages(count: int, known: int, portions: int = 1) -> Iterator[Planned]:
         ):
             for sent in both:
                 yield from [(sent, label, dtype, shape)] * 2
-        tables.append(("and.tables", np.uint64, (group,)))
-        yield True, *tables[0]
-    yield False, *tables[0]
-    for sent in both:
-        yield sent, "and.tops", np.uint64, (leaky // 64,)
+        sent_tables, *tables = both_ways("and.tables", group)
+        yield sent_tables
+    yield from tables
+    yield from both_ways("and.tops", leaky // 64)
     buckets = _buckets(count)
     yield from settling()
     yield from toss_messages()
     words = packed_words((bucket_size(buckets) - 1) * buckets + count + known, 1)
-    for label, size in (("and.buckets", words), ("opening.digest", 0)):
-        for sent in both:
-            yield sent, label, np.uint64, (size + DIGEST_WORDS,)
+    yield from both_ways("and.buckets", words + DIGEST_WORDS)
+    yield from both_ways("opening.digest", DIGEST_WORDS)
 
 
 def _memory(leaky: int) -> Factors:
@@ -436,10 +420,10 @@ def _memory(leaky: int) -> Factors:
     ]
 
 
-def _groups(leaky: int, portions: int) -> Iterator[slice]:
+def _groups(leaky: int) -> Iterator[slice]:
     """Yield which of so many leaky ANDs have their OTs checked at once: even parts of them."""
     whole = -(-leaky // PORTION)
-    together = -(-whole // -(-whole // portions)) * PORTION
+    together = -(-whole // -(-whole // PORTIONS)) * PORTION
     for start in range(0, leaky, together):
         yield slice(start, min(start + together, leaky))
 

@@ -17,23 +17,16 @@ entries, 0 .. W-2 are bound, because the last sum is the number of clients.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Ring, Words
 from securemedian.mpc.canonical import digest
-from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.audit import macs
-from securemedian.mpc.protocols.audit.macs import (
-    Prover,
-    Verifier,
-    per_block,
-    slot_of,
-    words_of,
-)
+from securemedian.mpc.protocols.audit.macs import Prover, Verifier, per_block, slot_of, words_of
 from securemedian.mpc.protocols.dealing import (
     Dealing,
     DealtUpload,
@@ -121,7 +114,7 @@ def total(each: Sequence[Words], shape: Dealing) -> Ring:
     return ring.reduce(found, shape.bits).reshape(entries, count)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Bound:
     """A chunk that both parties have committed to: coordinates [start, start + dim)."""
 
@@ -131,6 +124,8 @@ class Bound:
     at: int
     their_at: int
     f: Words = field(repr=False)
+    # this party's (rows, dim): what was drawn, until `shift`
+    values: Ring = field(repr=False)
     # packed: what the peer has added to values that were drawn, whose f lacks the first tree's
     change: Words | None = field(default=None, repr=False)
 
@@ -151,41 +146,30 @@ class Binder:
     def __init__(self, prover: Prover, verifier: Verifier, shape: Dealing) -> None:
         self.prover, self.verifier, self.shape = prover, verifier, shape
         self.chunks: list[Bound] = []
-        # of R, where this lane has it
-        self._masks: Bound | None = None
+        # R, where this lane has it
+        self.masks: Bound | None = None
         # of the tags or keys of a piece
         self._memory = np.empty(0, np.uint64)
 
     def __repr__(self) -> str:
         return f"Binder({len(self.chunks)} chunks, <secrets>)"
 
-    def draw(self, start: int, rows: int, dim: int) -> tuple[Bound, Ring]:
+    def draw(self, start: int, rows: int, dim: int) -> Bound:
         """Commit to random values (rows, dim) from coordinate `start` on, as the peer does."""
         count, bits = rows * padded(dim), self.shape.bits
         at, values = self.prover.draw(count, bits)
-        bound = Bound(start, dim, at, *self.verifier.receive_drawn(count, bits))
-        return bound, values.reshape(rows, -1)[:, :dim].copy()
+        their_at, f = self.verifier.receive(count, bits, "mac.random")
+        return Bound(start, dim, at, their_at, f, values.reshape(rows, -1)[:, :dim].copy())
 
-    def draw_masks(self) -> Ring:
-        """Commit to random values of the shape of R, as the peer does: on one lane alone."""
-        self._masks, values = self.draw(0, *fold_shape(self.shape))
-        return values
-
-    def shift(self, chunk: Bound, change: Ring) -> Bound:
-        """Tell the peer what is added to values that were drawn, as it does: return the chunk.
+    def shift(self, bound: Bound, values: Ring) -> None:
+        """Tell the peer what is added to values that were drawn to make these, as it does.
 
         SECURITY: once, because two changes of one draw differ by what they turn it into.
         """
-        wide = np.zeros((len(change), chunk.padded), change.dtype)
-        wide[:, : chunk.dim] = change
+        wide = np.zeros((len(values), bound.padded), values.dtype)
+        wide[:, : bound.dim] = values - bound.values
         words = ring.pack(ring.reduce(wide, self.shape.bits), self.shape.bits)
-        return replace(chunk, change=self.prover.exchange("bisect.change", words))
-
-    def shift_masks(self, change: Ring) -> None:
-        """Do so with what `draw_masks` drew."""
-        if self._masks is None:
-            raise LocalProtocolError("no masks were drawn on this lane")
-        self._masks = self.shift(self._masks, change)
+        bound.change, bound.values = self.prover.channel.exchange("bisect.change", words), values
 
     def folds(self, coin: bytes) -> tuple[Words, Words]:
         """Return this lane's part of the tags and keys of fold(X) + R: (K, elements of a fold)."""
@@ -194,10 +178,10 @@ class Binder:
         for chunk in self.chunks:
             drawn = places(coin, chunk.start, chunk.start + chunk.dim)
             self._add(chunk, drawn, totals)
-        if self._masks is not None:
+        if self.masks is not None:
             # each of their elements has a place of its own
             alone = np.arange(count, dtype=np.uint16)[None]
-            self._add(self._masks, alone, totals.reshape(2, entries, 1, count, -1))
+            self._add(self.masks, alone, totals.reshape(2, entries, 1, count, -1))
         words = words_of(self.prover.mac_bits, totals.shape[-1])
         flat = totals.reshape(2, entries * count, -1)[:, :, :words].swapaxes(1, 2)
         return flat[0].copy(), flat[1].copy()
@@ -236,10 +220,8 @@ class Binder:
             self._memory = np.empty(words * macs.PIECE, np.uint64)
         out = self._memory[: words * count].reshape(words, count)
         at = (y * chunk.padded + start) // per_block(bits)
-        if f is None:
-            self.prover.tags(chunk.at + at, bits, out)
-        else:
-            self.verifier.keys(chunk.their_at + at, f, start, bits, out)
+        end, first = (self.prover, chunk.at) if f is None else (self.verifier, chunk.their_at)
+        end.expand(first + at, f, start, bits, out)
         return out
 
 

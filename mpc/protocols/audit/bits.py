@@ -36,11 +36,6 @@ class AuthenticatedBits:
     keys: Words
 
     @classmethod
-    def of_peer(cls, keys: Words) -> Self:
-        """Return bits that the peer alone knows, as what this party holds of them."""
-        return cls(np.zeros(keys.shape, np.uint8), np.zeros_like(keys), keys)
-
-    @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
         """Return bits one after another."""
         if len(parts) == 1:

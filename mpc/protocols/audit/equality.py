@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import PeerDeviated, PeerProtocolError
-from securemedian.mpc.protocols.channel import Channel, Planned
+from securemedian.mpc.protocols.channel import Channel, Planned, both_ways
 from securemedian.mpc.protocols.dealing import Differences, toss, toss_messages
 from securemedian.mpc.protocols.group import POINT_BYTES, multiply, scalar, to_group
 from securemedian.mpc.protocols.prg import Entropy, os_entropy
@@ -72,9 +72,8 @@ def settle(
 def settling() -> Iterator[Planned]:
     """Yield what each party sends (True) and receives (False) in `settle`, in its order."""
     yield from toss_messages()
-    for label, size in (("audit.hidden", POINT_BYTES), ("audit.proof", DIGEST_BYTES)):
-        for sent in (True, False):
-            yield sent, label, np.uint64, (size // 8,)
+    yield from both_ways("audit.hidden", POINT_BYTES // 8)
+    yield from both_ways("audit.proof", DIGEST_BYTES // 8)
 
 
 def _words(data: bytes) -> NDArray[np.uint64]:

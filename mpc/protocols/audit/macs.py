@@ -191,7 +191,7 @@ class _End:
     def __init__(self, session: Session, lane: int, channel: Channel, trees: Trees) -> None:
         if session.params.ot_field_bits != TREE_BITS:
             raise LocalProtocolError(f"MACs take base OTs with ot_field_bits {TREE_BITS}")
-        self._channel = channel
+        self.channel = channel
         self.mac_bits = TREE_BITS * len(trees)
         # the processor's vectors fill whole words, which all but tests do
         own = use_native(session.params.native_aes) and self.mac_bits % 16 == 0
@@ -199,6 +199,8 @@ class _End:
         self._expander: Expander = expander(trees, NONCE + lane)
         # AES blocks of each leaf that were used
         self._used = 0
+        # all ones where a bit of Delta is 1, which the verifier has
+        self._masks = np.zeros(self.mac_bits, np.uint16)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(<secrets>)"
@@ -210,9 +212,16 @@ class _End:
         at, self._used = self._used, self._used + blocks_of(count, bits)
         return at
 
-    def exchange(self, label: str, words: Words) -> Words:
-        """Exchange as many words with the peer."""
-        return self._channel.exchange(label, words)
+    def expand(
+        self, at: int, f: Ring | None, first: int, bits: int, out: Words, slot: int | None = None
+    ) -> None:
+        """Write tags, or the verifier's keys, of the elements from a position on, also again.
+
+        They are packed into slots of `slot` bits, or of those of this ring. For keys there is f,
+        from column `first` on.
+        """
+        masks = self._masks.astype(ring.dtype(bits))
+        self._expander.keys(at, bits, masks, f, first, slot or slot_of(bits), out)
 
     def empty(self, count: int, slot: int) -> Words:
         """Return memory for tags or keys of `count` elements: (K, n)."""
@@ -240,19 +249,12 @@ class Prover(_End):
         They are packed into slots of `slot` bits, or of those of this ring.
         """
         slot = slot or slot_of(bits)
-        out = self.empty(values.size, slot)
-        return self._commit(values, bits, slot, out), out
-
-    def send(self, values: Ring, bits: int) -> int:
-        """Do as `commit` does, but leave the tags to `tags`, and return the position."""
-        return self._commit(values, bits, slot_of(bits), None)
-
-    def _commit(self, values: Ring, bits: int, slot: int, out: Words | None) -> int:
         at, values = self._next(values.size, bits), ring.reduce(values, bits)
         f = np.empty((self.mac_bits // TREE_BITS, values.size), values.dtype)
+        out = self.empty(values.size, slot)
         self._expander.commit(at, bits, values, f, slot, out)
-        self._channel.send("mac.values", ring.pack(f, bits))
-        return at
+        self.channel.send("mac.values", ring.pack(f, bits))
+        return at, out
 
     def draw(self, count: int, bits: int) -> tuple[int, Ring]:
         """Commit to random values (n,): return their position and them.
@@ -264,16 +266,8 @@ class Prover(_End):
         self._expander.commit(at, bits, np.zeros(count, dtype), f, slot_of(bits), None)
         values = ring.reduce(-f[0], bits)
         f[1:] += values
-        self._channel.send("mac.random", ring.pack(ring.reduce(f[1:], bits), bits))
+        self.channel.send("mac.random", ring.pack(ring.reduce(f[1:], bits), bits))
         return at, values
-
-    def tags(self, at: int, bits: int, out: Words, slot: int | None = None) -> None:
-        """Write tags again: those of the elements from a position on.
-
-        They are packed into slots of `slot` bits, or of those of this ring.
-        """
-        masks = np.zeros(self.mac_bits, ring.dtype(bits))
-        self._expander.keys(at, bits, masks, None, 0, slot or slot_of(bits), out)
 
 
 class Verifier(_End):
@@ -287,33 +281,21 @@ class Verifier(_End):
             for tree in session.sender_leaves[: mac_bits // TREE_BITS]
         ]
         super().__init__(session, lane, channel, moved)
-        # all ones where a bit of Delta is 1
         self._masks = np.uint16(0) - session.delta[:mac_bits].astype(np.uint16)
 
-    def receive(self, count: int, bits: int) -> tuple[int, Words]:
-        """Return the position and f, packed, of what the prover commits to: `keys` takes both."""
-        words = ring.packed_words(self.mac_bits // TREE_BITS * count, bits)
-        return self._next(count, bits), self._channel.recv("mac.values", np.uint64, (words,))
+    def receive(self, count: int, bits: int, label: str = "mac.values") -> tuple[int, Words]:
+        """Return the position and f, packed, of what the prover commits to: `expand` takes both.
 
-    def receive_drawn(self, count: int, bits: int) -> tuple[int, Words]:
-        """Return the position and f (e/4 - 1, n), packed, of what the prover draws."""
-        words = ring.packed_words((self.mac_bits // TREE_BITS - 1) * count, bits)
-        return self._next(count, bits), self._channel.recv("mac.random", np.uint64, (words,))
+        Values that it draws have the label "mac.random", and f of all trees but the first.
+        """
+        trees = self.mac_bits // TREE_BITS - (label == "mac.random")
+        words = ring.packed_words(trees * count, bits)
+        return self._next(count, bits), self.channel.recv(label, np.uint64, (words,))
 
     def opened(self, f: Words, count: int, bits: int) -> Ring:
-        """Return f of `count` elements unpacked (e/4, n), as `keys` takes it."""
+        """Return f of `count` elements unpacked (e/4, n), as `expand` takes it."""
         trees = self.mac_bits // TREE_BITS
         return ring.unpack(f, bits, trees * count).reshape(trees, count)
-
-    def keys(
-        self, at: int, f: Ring, first: int, bits: int, out: Words, slot: int | None = None
-    ) -> None:
-        """Write the keys (K, n) of the elements from a position on, packed as `Prover.tags` are.
-
-        Their f are those from column `first` on.
-        """
-        masks = self._masks.astype(ring.dtype(bits))
-        self._expander.keys(at, bits, masks, f, first, slot or slot_of(bits), out)
 
     def constant(self, values: Ring) -> Ring:
         """Return Delta_c a (e, n) for public a (n,), which is added to the keys of x for x + a."""

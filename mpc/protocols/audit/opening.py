@@ -22,7 +22,7 @@ MACs of a message may go with the next one if that is as random as the first. A 
 more waits for `settle`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from securemedian.mpc.protocols.audit.equality import DIGEST_BYTES, Compared
 from securemedian.mpc.protocols.channel import Channel
 
 DIGEST_WORDS = DIGEST_BYTES // 8
+
+# Returns what the MACs of the words that the peer opens have to be.
+Expect = Callable[[Words], Iterable[Ring]]
 
 
 class Opener:
@@ -49,10 +52,8 @@ class Opener:
 
     def _open(self, mine: Words, theirs: Words) -> None:
         """Begin the digests of what was opened."""
-        self._own, self._wanted = (
-            self._hash(self._number, mine),
-            self._hash(1 - self._number, theirs),
-        )
+        self._own = self._hash(self._number, mine)
+        self._wanted = self._hash(1 - self._number, theirs)
         # whether MACs of it wait for the next message
         self._waiting = False
 
@@ -67,50 +68,44 @@ class Opener:
         """
         self._context = digest(self._context, seed)
 
-    def begin(self, mine: Words) -> None:
-        """Begin the digest of what the next message opens, which goes with it.
+    def begin(self, mine: Words, macs: Iterable[Ring]) -> None:
+        """Begin the digest of what the next message opens, which goes with it, and of its MACs.
 
-        Raises LocalProtocolError if MACs of the last message wait.
+        These are contiguous arrays. Raises LocalProtocolError if MACs of the last message wait.
         """
         if self._waiting:
             raise LocalProtocolError("MACs of what was opened are not compared")
         self._own = self._hash(self._number, mine)
-
-    def add_own(self, array: Ring) -> None:
-        """Append a contiguous array of MACs of what this party opens."""
-        self._own.update(array)
-
-    def add_wanted(self, array: Ring) -> None:
-        """Append a contiguous array of what the peer's MACs have to be."""
-        self._wanted.update(array)
+        for each in macs:
+            self._own.update(each)
 
     def add_macs(self, own: Ring, wanted: Ring) -> None:
-        """Append MACs of what was opened last, whose digest goes with the next message."""
-        self.add_own(own)
-        self.add_wanted(wanted)
+        """Append MACs of what was opened last, and what those of the peer have to be.
+
+        Their digest goes with the next message.
+        """
+        self._own.update(own)
+        self._wanted.update(wanted)
         self._waiting = True
 
-    def tell(
-        self, label: str, mine: Words, expect: Callable[[Words], None] | None = None
-    ) -> tuple[Words, bool]:
+    def tell(self, label: str, mine: Words, expect: Expect | None = None) -> tuple[Words, bool]:
         """Send words with the digest so far, and return the peer's and whether its digest is right.
 
-        If the digest is of this message, after `begin`, `expect` appends what is wanted of it.
+        If the digest is of this message, after `begin`, `expect` returns what MACs it has to have.
         """
         own = np.frombuffer(self._own.digest(), np.uint64)
         message = self._channel.exchange(label, np.concatenate([mine.reshape(-1), own]))
         theirs = message[:-DIGEST_WORDS].reshape(mine.shape)
         if expect is not None:
             self._wanted = self._hash(1 - self._number, theirs)
-            expect(theirs)
+            for each in expect(theirs):
+                self._wanted.update(each)
         agreed = message[-DIGEST_WORDS:].tobytes() == self._wanted.digest()
         self._count += 1
         self._open(mine, theirs)
         return theirs, agreed
 
-    def exchange(
-        self, label: str, mine: Words, expect: Callable[[Words], None] | None = None
-    ) -> Words:
+    def exchange(self, label: str, mine: Words, expect: Expect | None = None) -> Words:
         """Do as `tell` does, and return the peer's words. Raises PeerDeviated if it is wrong."""
         theirs, agreed = self.tell(label, mine, expect)
         if not agreed:
