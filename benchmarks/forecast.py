@@ -8,7 +8,7 @@ each, like this machine's, from a few rates that are measured here in about a se
                + coordinates x seconds per coordinate of the check of dealings
                + seconds of all other steps + bytes both ways x seconds per byte
     transfer = bytes of the busier direction / bandwidth
-    waiting  = rounds x (rtt / 2 + HOP_S)
+    waiting  = rounds x (rtt / 2 + HOP_S) + later votes x CROSSED x rtt
 
 With `--workers W` compute is that of the busiest worker, and the rounds are those of the deepest
 shard. The daemon adds the time in which it reads, checks and hands out what is stored (the door).
@@ -88,9 +88,8 @@ HOP_S = 4e-4
 # The time of a round with security malicious, ahead of its uploads and after them, with all that is
 # computed: that of so many OTs for each of its own. Measured on loaded cores, 100,000 coordinates.
 AHEAD, AFTER = 1.1, 0.33
-# For a round of several votes: a distant line, there and back, and how often a client crosses it in
-# a vote, with `level` and `upload` at either server.
-DISTANT_RTT_S, CROSSED = 0.04, 4
+# how often a client crosses its lines, there and back, for a later vote: with `bound` and `upload`
+CROSSED = 4
 # how many OTs are timed at most, how often, and the clients whose dealings are
 CALIBRATION_OTS = 1 << 21
 CALIBRATION_RUNS = 3
@@ -104,9 +103,9 @@ FORMULA = (
     "servers with one core each like this machine's: max(compute, transfer) + waiting. Compute is "
     "calibrated here (about a second per method). Transfer = bytes of the busier direction / "
     f"bandwidth. Waiting = rounds x (rtt / 2 + {HOP_S * 1e3:g} ms): in a round, a message waits "
-    "for one from the other side. Memory is the most that the lanes' correlations, arrays and "
-    "buffers take, with the check of dealings and the result. The program itself takes some 150 MB "
-    "more."
+    f"for one from the other side. Each later vote of zoom waits {CROSSED} x rtt for its clients. "
+    "Memory is the most that the lanes' correlations, arrays and buffers take, with the check of "
+    "dealings and the result. The program itself takes some 150 MB more."
 )
 COSTS_NOTE = (
     "~ is an approximate median. MB go between the servers, in the busier direction; memory is MB "
@@ -370,7 +369,8 @@ def forecast(
         + after * cost.ots * ot
         + (cost.bytes_sent + cost.bytes_received) * byte,
         transfer_seconds=8 * max(total.bytes_sent, total.bytes_received) / link.bits_per_second,
-        waiting_seconds=total.rounds * (link.rtt_s / 2 + HOP_S),
+        waiting_seconds=total.rounds * (link.rtt_s / 2 + HOP_S)
+        + (params.form.votes - 1) * CROSSED * link.rtt_s,
         workers=workers,
         door_seconds=door_seconds(params, clients) if workers else 0.0,
     )
@@ -497,17 +497,14 @@ def of_noise(rows: Sequence[Forecast]) -> list[str]:
 
 
 def of_votes(rows: Sequence[Forecast]) -> list[str]:
-    """Return what a round of several votes takes besides: of clients, lines and disks."""
+    """Return what a round of several votes takes besides: of clients and disks."""
     lines = []
     for row in rows:
         if (votes := row.params.form.votes) > 1:
-            crossing = DISTANT_RTT_S * (row.cost.rounds / 2 + CROSSED * votes)
-            distant = row.seconds - row.waiting_seconds + crossing + row.cost.rounds * HOP_S
-            disk = disk_bytes(row.params, row.clients) / 1e6
+            disk = _figure(disk_bytes(row.params, row.clients) / 1e6)
             lines.append(
-                f"{row.name}: {votes} votes, for each of which all clients are there. On lines of "
-                f"{1e3 * DISTANT_RTT_S:g} ms it takes some {distant:.3g} s. A server keeps up to "
-                f"{_figure(disk)} MB of dealings and votes on its disk until the round ends."
+                f"{row.name}: {votes} votes, for each of which all clients are there. A server "
+                f"keeps up to {disk} MB of dealings and votes on its disk until the round ends."
             )
     return lines
 
