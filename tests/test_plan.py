@@ -451,6 +451,21 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert f"the {what} median takes the least time with {best['name']}: about" in folded
 
 
+def test_a_plan_of_several_votes_has_what_they_wait_for_and_fill(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given, file = ["plan", "--dim", "300", "--clients", "8", "zoom"], tmp_path / "zoom.json"
+    assert cli.main([*given, "--rtt", "40", "--json", str(file)]) == 0
+    (row,) = json.loads(file.read_text())
+    printed = " ".join(capsys.readouterr().out.split())
+    waited = row["rounds"] * (0.02 + forecast.HOP_S) + 7 * 4 * 0.04
+    assert row["waiting_seconds"] == pytest.approx(waited)
+    assert row["votes"] == 8 and f"keeps up to {row['disk_bytes'] / 1e6:.3g} MB" in printed
+    assert row["disk_bytes"] > 8 * row["client_bytes_ahead"]
+    assert cli.main([*given, "--workers", "2"]) == 2
+    assert "a round of zoom takes no workers" in capsys.readouterr().err
+
+
 def test_several_numbers_of_clients_are_one_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
