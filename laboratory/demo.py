@@ -41,10 +41,10 @@ def add_verbs(verbs: Any) -> None:
     verb = verbs.add_parser(
         "demo",
         description=(
-            "Start S0, S1 and the clients' workers as processes on this machine, train a model "
-            "with secure medians, and compare every result with that in the clear. Four hospitals "
-            "learn to recognise heart disease from their own patients; one is broken from round 3 "
-            "on. With --dataset digits or --data DIR three clients read images."
+            "Start S0, S1 and the clients' workers as processes here, train a model with secure "
+            "medians, and compare every result with that in the clear. Four hospitals learn to "
+            "recognise heart disease from their own patients; one is broken from round 3 on. On "
+            "--dataset digits or --data DIR three clients train."
         ),
         usage="securemedian demo [OPTION ..] [METHOD [OPTION ..]]",
     )
