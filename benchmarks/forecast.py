@@ -73,9 +73,8 @@ HOP_S = 4e-4
 # cipher: that of so many OTs for each of its own. Measured on two quiet cores, with 1,663,370
 # coordinates of 8 clients.
 AHEAD, AFTER = 5.6, 1.5
-# For a round of several votes: a distant line, there and back, and how often a client crosses it in
-# a vote, with `level` and `upload` at either server.
-DISTANT_RTT_S, CROSSED = 0.04, 4
+# how often a client crosses its lines, there and back, for a later vote: with `bound` and `upload`
+CROSSED = 4
 # how many OTs are timed at most, how often, and the clients whose dealings are
 CALIBRATION_OTS = 1 << 21
 CALIBRATION_RUNS = 3
@@ -89,9 +88,9 @@ FORMULA = (
     "servers with one core each like this machine's: max(compute, transfer) + waiting. Compute is "
     "calibrated here (about a second per method). Transfer = bytes of the busier direction / "
     f"bandwidth. Waiting = rounds x (rtt / 2 + {HOP_S * 1e3:g} ms): in a round, a message waits "
-    "for one from the other side. Memory is the most that the lanes' correlations, arrays and "
-    "buffers take, with the check of dealings and the result. The program itself takes some 150 MB "
-    "more."
+    f"for one from the other side. Each later vote of zoom waits {CROSSED} x rtt for its clients. "
+    "Memory is the most that the lanes' correlations, arrays and buffers take, with the check of "
+    "dealings and the result. The program itself takes some 150 MB more."
 )
 COSTS_NOTE = (
     "~ is an approximate median. MB go between the servers, in the busier direction; memory is MB "
@@ -277,7 +276,7 @@ def forecast(
     checking = busiest.checking_seconds + checked
     online = busiest.online_seconds + after * making + late * byte
     transfer = 8 * max(total.bytes_sent, total.bytes_received) / link.bits_per_second
-    waiting = total.rounds * (link.rtt_s / 2 + HOP_S)
+    waiting = total.rounds * (link.rtt_s / 2 + HOP_S) + (form.votes - 1) * CROSSED * link.rtt_s
     compute = ahead + checking + online
     door = door_seconds(params) if workers else 0.0
     return {
@@ -424,17 +423,14 @@ def of_noise(asked: Sequence[RoundParams]) -> list[str]:
 
 
 def of_votes(rows: Sequence[Result]) -> list[str]:
-    """Return what a round of several votes takes besides: of clients, lines and disks."""
+    """Return what a round of several votes takes besides: of clients and disks."""
     lines = []
     for row in rows:
         if (votes := row["votes"]) > 1:
-            crossing = DISTANT_RTT_S * (row["rounds"] / 2 + CROSSED * votes)
-            distant = row["seconds"] - row["waiting_seconds"] + crossing + row["rounds"] * HOP_S
+            disk = terminal.figure(row["disk_bytes"] / 1e6)
             lines.append(
-                f"{row['name']}: {votes} votes, for each of which all clients are there. On lines "
-                f"of {1e3 * DISTANT_RTT_S:g} ms it takes some {distant:.3g} s. A server keeps up "
-                f"to {terminal.figure(row['disk_bytes'] / 1e6)} MB of dealings and votes on its "
-                "disk until the round ends."
+                f"{row['name']}: {votes} votes, for each of which all clients are there. A server "
+                f"keeps up to {disk} MB of dealings and votes on its disk until the round ends."
             )
     return lines
 

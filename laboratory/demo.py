@@ -41,11 +41,10 @@ def add_verbs(verbs: Any) -> None:
     verb = verbs.add_parser(
         "demo",
         description=(
-            "Start S0, S1 and the clients' workers as separate processes on this machine, train a "
-            "model with secure medians, and compare every result with the same computation in the "
-            "clear. Four hospitals learn to recognise heart disease, each from its own patients, "
-            "and one of them is broken from round 3 on. With --dataset digits or --data DIR three "
-            "clients learn to read images."
+            "Start S0, S1 and the clients' workers as processes here, train a model with secure "
+            "medians, and compare every result with that in the clear. Four hospitals learn to "
+            "recognise heart disease from their own patients; one is broken from round 3 on. On "
+            "--dataset digits or --data DIR three clients train."
         ),
         usage="securemedian demo [OPTION ..] [METHOD [OPTION ..]]",
     )
@@ -71,7 +70,7 @@ def _add_options(verb: argparse.ArgumentParser) -> None:
         "--security",
         choices=[MALICIOUS],
         metavar="WORD",
-        help=f"{MALICIOUS}: of rounds of bucketed or zoom, and all parties",
+        help=f"{MALICIOUS}: of bucketed or zoom, and all parties",
     )
     add_range(verb)
     add_data_options(verb)

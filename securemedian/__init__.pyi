@@ -40,6 +40,7 @@ from securemedian.mpc.rounds.methods.radix import Radix as Radix
 from securemedian.mpc.rounds.methods.reclustered import Reclustered as Reclustered
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean as TrimmedMean
 from securemedian.mpc.rounds.methods.zeno import Zeno as Zeno
+from securemedian.mpc.rounds.methods.zoom import Zoom as Zoom
 from securemedian.mpc.rounds.optimiser import Adam as Adam
 from securemedian.mpc.rounds.optimiser import Momentum as Momentum
 from securemedian.mpc.rounds.optimiser import NoOptimiser as NoOptimiser

@@ -422,6 +422,9 @@ def test_submit_says_what_is_odd_about_an_update(
         def submit(self, update: object, *_: object, **__: object) -> None:
             warnings.warn("2 of the 3 values", RangeWarning, stacklevel=2)
 
+        def attend(self, *_: object) -> None:
+            pass
+
     monkeypatch.setattr(client.Client, "from_config", lambda _, cohort, **options: Beyond())
     files.write(tmp_path / "update.npy", np.zeros(3, np.float32))
     assert cli.main(["submit", "client.toml", str(tmp_path / "update.npy")]) == 0

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from rich.console import Console
 from securemedian import cli
 from securemedian.benchmarks import forecast
 from securemedian.benchmarks.link import LinkShape
+from securemedian.clients.client import Client
 from securemedian.common import terminal
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import dealing, share
@@ -44,7 +46,7 @@ from securemedian.mpc.rounds.pipeline import check_values, judge_surveys, run_ro
 from securemedian.mpc.rounds.plan import Plan, predict, predict_shards
 from securemedian.mpc.rounds.privacy import epsilon_of
 from securemedian.servers.network.control import SHA256_BYTES
-from tests.daemons import SETTINGS, Pair, running
+from tests.daemons import SETTINGS, Pair, in_background, running
 from tests.parties import make_parties, run_both
 from tests.test_groups import VISIBLE
 
@@ -325,13 +327,15 @@ def test_plan_agrees_with_a_round_between_daemons(method: str, tmp_path: Path) -
     made = Pair(tmp_path / "keys", clients, SETTINGS | {"pool_limit_bytes": 0})
     with running(made) as pair:
         pair.open(model, reset=True, **given)
-        for name, update in zip(pair.names, updates, strict=True):
-            pair.submit(name, update)
+        ways = [partial(_take_part, pair, *one) for one in zip(pair.names, updates, strict=True)]
+        for join in [in_background(way) for way in ways]:
+            join()
         status = pair.wait("published")
         checks = [event for event in pair.events("s0") if event["event"] == "check-begun"]
     assert len(status["included"]) == clients
-    beside = size_of([(True, "sizes", np.uint64, (SIZE_WORDS,))])
-    if shape := RoundParams.from_dict(given).form.dealing:
+    form = RoundParams.from_dict(given).form
+    beside = form.votes * size_of([(True, "sizes", np.uint64, (SIZE_WORDS,))])
+    if shape := form.dealing:
         several = [len(event["clients"]) for event in checks]
         assert sum(several) == clients
         for count in several:
@@ -342,6 +346,12 @@ def test_plan_agrees_with_a_round_between_daemons(method: str, tmp_path: Path) -
     assert cost["ots"] == row["ots"]
     assert cost["bytes_sent"] == row["bytes_s0_to_s1"] + beside
     assert cost["bytes_received"] == row["bytes_s1_to_s0"] + beside
+
+
+def _take_part(pair: Pair, name: str, update: Any) -> None:
+    with Client(pair.config(name)) as client:
+        client.submit(update)
+        client.attend()
 
 
 @pytest.mark.parametrize("name", ["scan", "bisect", "bfloat16", "float32"])
@@ -439,6 +449,21 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     for what in ("exact", "approximate"):
         best = min((row for row in rows if row["kind"] == what), key=lambda row: row["seconds"])
         assert f"the {what} median takes the least time with {best['name']}: about" in folded
+
+
+def test_a_plan_of_several_votes_has_what_they_wait_for_and_fill(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given, file = ["plan", "--dim", "300", "--clients", "8", "zoom"], tmp_path / "zoom.json"
+    assert cli.main([*given, "--rtt", "40", "--json", str(file)]) == 0
+    (row,) = json.loads(file.read_text())
+    printed = " ".join(capsys.readouterr().out.split())
+    waited = row["rounds"] * (0.02 + forecast.HOP_S) + 7 * 4 * 0.04
+    assert row["waiting_seconds"] == pytest.approx(waited)
+    assert row["votes"] == 8 and f"keeps up to {row['disk_bytes'] / 1e6:.3g} MB" in printed
+    assert row["disk_bytes"] > 8 * row["client_bytes_ahead"]
+    assert cli.main([*given, "--workers", "2"]) == 2
+    assert "a round of zoom takes no workers" in capsys.readouterr().err
 
 
 def test_several_numbers_of_clients_are_one_table(

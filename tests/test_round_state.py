@@ -1629,6 +1629,7 @@ def test_no_order_of_some_makes_an_honest_server_refuse() -> None:
 
 
 @pytest.mark.release
+@pytest.mark.timeout(900)
 def test_no_order_of_events_makes_an_honest_server_refuse() -> None:
     """Nor does a line or a late pair stand there that no order reaches."""
     walks = [walk(scenario) for scenario in SCENARIOS]

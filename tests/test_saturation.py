@@ -72,10 +72,10 @@ def test_every_method_cuts_only_what_its_range_has_not(name: str) -> None:
     vector[::2] = taken.low
     published = Published(np.zeros(8, np.float32))
     assert not taken.outside(vector, published.model).any()
-    encoded = params.method.encode(vector, 6, published)
+    # the first vote of zoom has the first digits alone
+    encode = getattr(params.method, "words", lambda v: params.method.encode(v, 6, published))
     # the next step of the fixed point has another word
-    nearer = params.method.encode(vector * 0.999, 6, published)
-    assert (encoded != nearer).all()
+    assert (encode(vector) != encode(vector * 0.999)).all()
 
 
 def test_ranges_of_other_encodings() -> None:

@@ -108,6 +108,25 @@ def test_clients_vote_on_after_a_restart_and_later_than_the_others(
     join()
 
 
+@pytest.mark.parametrize("malicious", [False, True])
+def test_all_clients_restart_before_each_vote_is_sent(pair: Pair, malicious: bool) -> None:
+    """Each vote is made by a process that has read the journal of the one before."""
+    round_id, base = open_round(pair, malicious), 210 + 10 * malicious
+
+    def take_part(number: int) -> None:
+        with process_of(pair, number) as first:
+            first.submit(update(base + number), round_id)
+        for _ in range(2, 9):
+            with process_of(pair, number) as then:
+                tends_once(then)
+        with process_of(pair, number) as last:
+            found = last.result(round_id, timeout_s=60)
+        assert np.array_equal(found, median(*(update(base + each) for each in (1, 2, 3))))
+
+    for join in [in_background(partial(take_part, number)) for number in (1, 2, 3)]:
+        join()
+
+
 def tends_once(client: Client) -> None:
     """Let a client vote once, and no more."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):

@@ -1,7 +1,6 @@
 """The path of a round of several votes: all digits that it has opened.
 
-A vote is a level of a descent (`methods.zoom`). Several ranks are as many descents, one after the
-other: vote e is level e mod L of descent e // L. The path alone tells servers and clients where the
+A vote is a level of a descent (`methods.zoom`). The path alone tells servers and clients where the
 next vote's slots lie.
 """
 
@@ -45,17 +44,16 @@ class Path:
 
         A slot beyond the last level's counts as its last one.
         """
-        rank, level = divmod(self.votes, self._zoom.levels)
-        rows, slots = self.rows.copy(), self._zoom.slots_at(level)
-        found = np.minimum(digits[0], slots - 1).astype(np.uint64)
-        rows[rank] |= found << np.uint64(self._zoom.below(level))
+        descent, below, slots = self._zoom.place(self.votes)
+        rows = self.rows.copy()
+        rows[descent] |= np.minimum(digits[0], slots - 1).astype(np.uint64) << np.uint64(below)
         return type(self)(self.params, self.votes + 1, rows)
 
     def before(self) -> Self:
         """Return the path without the digits of its last vote."""
-        rank, level = divmod(self.votes - 1, self._zoom.levels)
+        descent, below, slots = self._zoom.place(self.votes - 1)
         rows = self.rows.copy()
-        rows[rank] &= ~np.uint64((self._zoom.slots_at(level) - 1) << self._zoom.below(level))
+        rows[descent] &= ~np.uint64((slots - 1) << below)
         return type(self)(self.params, self.votes - 1, rows)
 
     def slots(self, words: Ring) -> NDArray[np.uint8]:
@@ -63,12 +61,10 @@ class Path:
 
         Words outside the interval count as its nearest one.
         """
-        rank, level = divmod(self.votes, self._zoom.levels)
-        low, given = self.rows[rank], words.astype(np.uint64)
-        inside = np.where(given > low, given - low, np.uint64(0))
-        below = self._zoom.below(level)
-        most = np.uint64((self._zoom.slots_at(level) << below) - 1)
-        return (np.minimum(inside, most) >> np.uint64(below)).astype(np.uint8)
+        descent, below, slots = self._zoom.place(self.votes)
+        low, most = self.rows[descent], np.uint64((slots << below) - 1)
+        inside = np.clip(words.astype(np.uint64), low, low + most) - low
+        return (inside >> np.uint64(below)).astype(np.uint8)
 
     @cached_property
     def digest(self) -> bytes:
@@ -79,9 +75,9 @@ class Path:
     @cached_property
     def last(self) -> Words:
         """Return the last vote's digits, packed: what a client is sent."""
-        rank, level = divmod(self.votes - 1, self._zoom.levels)
-        digits = self.rows[rank] >> np.uint64(self._zoom.below(level))
-        return ring.pack(digits & np.uint64(self._zoom.slots_at(level) - 1), self._zoom.slot_bits)
+        descent, below, slots = self._zoom.place(self.votes - 1)
+        digits = self.rows[descent] >> np.uint64(below) & np.uint64(slots - 1)
+        return ring.pack(digits, self._zoom.slot_bits)
 
     def with_last(self, packed: Words) -> Self:
         """Return the path with the next vote's digits as `last` packs them.

@@ -253,10 +253,7 @@ class Form:
 
     @property
     def votes(self) -> int:
-        """Return how many uploads of a client there are, of which each waits for the digits before.
-
-        Several are of one dealing.
-        """
+        """Return how many uploads of one dealing a client sends, each after the digits before."""
         return self.dealing.votes if self.dealing else 1
 
     @property

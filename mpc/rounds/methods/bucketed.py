@@ -151,12 +151,7 @@ class Bucketed(Grouped, Counting):
 
     def check_round(self, max_clients: int) -> None:
         super().check_round(max_clients)
-        bits = self._dealt_bits(max_clients)
-        if self.audited and bits > MAX_BITS:
-            raise ConfigError(
-                f"security {MALICIOUS} takes counts of at most {MAX_BITS} bits: {bits} bits; "
-                "let fewer clients take part, or leave security out"
-            )
+        check_audited(self.audited, self._dealt_bits(max_clients))
 
     @property
     def audited(self) -> bool:
@@ -268,6 +263,15 @@ class Bucketed(Grouped, Counting):
     def detail(self) -> str:
         against = f" {MALICIOUS}" if self.audited else ""
         return f"b={self.buckets} {self.schedule}{self.grouping}{against}"
+
+
+def check_audited(audited: bool, bits: int) -> None:
+    """Raise ConfigError if dealt vectors have too many bits for security malicious."""
+    if audited and bits > MAX_BITS:
+        raise ConfigError(
+            f"security {MALICIOUS} takes counts of at most {MAX_BITS} bits: {bits} bits; let fewer "
+            "clients take part, or leave security out"
+        )
 
 
 def median(

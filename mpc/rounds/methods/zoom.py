@@ -8,11 +8,9 @@ the digit of the result. The last level has 2^(w - s (L-1)) slots, and votes bey
 last.
 
 Clamping to an interval is monotone. So the k-th smallest of the clamped words is the k-th smallest
-word, which the level before has put into the interval. Say that f clients vote anything at each
-level. The result is then from h(k-f) to h(k), of the honest clients' words h in order: interval and
-range meet at each level, so both ends of the range, clamped, lie in it.
-
-Several ranks are so many descents, one after the other. `rounds.path` has the digits of them all.
+word, which the level before has put into the interval. protocols.md (section 6) has what clients
+can do that vote anything. Several ranks are so many descents, one after the other, whose digits
+are in `rounds.path`.
 """
 
 from collections.abc import Sequence
@@ -26,7 +24,6 @@ from numpy.typing import ArrayLike, NDArray
 from securemedian.mpc.arrays import PublicValues, Ring
 from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.options import check_number, check_whole, option
-from securemedian.mpc.protocols.audit.macs import MAX_BITS
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.dealing import Dealing, DealtUpload
 from securemedian.mpc.protocols.party import Party
@@ -46,57 +43,49 @@ class Zoom(Method):
     """The exact median, or elements of other ranks, a digit per vote."""
 
     name = "zoom"
-    summary = "exact, a digit at a time: clients answer while they wait"
+    summary = "exact, a digit at a time, in several votes"
     since = 3
 
     encoding: str = option(
         "float32",
         choices=("float32", "bfloat16", "fixed"),
         text="the words: float32 (default) or bfloat16 over their whole range, or fixed point",
-        since=3,
     )
     word_bits: int = option(
-        32, text="with encoding fixed: bits of a word (default: 32)", metavar="W", since=3
+        32, text="with encoding fixed: bits of a word (default: 32)", metavar="W"
     )
     fraction_bits: int = option(
-        -1, text="with encoding fixed: s of the fixed point (default: 24)", metavar="S", since=3
+        -1, text="with encoding fixed: s of the fixed point (default: 24)", metavar="S"
     )
     slots: int = option(
         16,
         text="slots per level, 4, 8 or 16 (default: 16). Fewer take more levels and fewer bytes "
         "of a client",
         metavar="W",
-        since=3,
     )
     ranks: list[int] = option(
-        [], text="these ranks, 1 the smallest, not the median", metavar="R,..", since=3
+        [], text="these ranks, 1 the smallest, not the median", metavar="R,.."
     )
     quantiles: list[float] = option(
-        [],
-        text="the ranks ceil(Q n) as well; for quartiles 0.25,0.5,0.75",
-        metavar="Q,..",
-        since=3,
+        [], text="the ranks ceil(Q n) as well; for quartiles 0.25,0.5,0.75", metavar="Q,.."
     )
     limit_s: float = option(
         14400.0,
         text="seconds that the round waits for its clients, once it has opened a digit (default: "
         "14400, at most a week)",
         metavar="S",
-        since=3,
     )
     check_bits: int = option(
         40,
         text="a client that cheats passes the servers' check with a chance of 2^-BITS at most "
         "(default: 40, which is also the least; at most 128)",
         metavar="BITS",
-        since=3,
     )
     security: str = option(
         "semi-honest",
         choices=SECURITY,
         text="malicious: one server that deviates learns nothing beyond the result, which is "
         "right. semi-honest (default): it may read the value of a client that stands out",
-        since=3,
     )
 
     def __post_init__(self) -> None:
@@ -140,13 +129,15 @@ class Zoom(Method):
         """Return L, the votes of one rank."""
         return -(-self._radix.word_width // self.slot_bits)
 
-    def below(self, level: int) -> int:
-        """Return how many bits of a word lie below a level's digit."""
-        return max(0, self._radix.word_width - self.slot_bits * (level + 1))
+    def place(self, vote: int) -> tuple[int, int, int]:
+        """Return the number of a vote's descent, the bits below its digit, and its slots.
 
-    def slots_at(self, level: int) -> int:
-        """Return how many slots a level has: the last may have fewer."""
-        return 1 << self._radix.word_width - self.slot_bits * level - self.below(level)
+        The last level may have fewer slots than the others.
+        """
+        descent, level = divmod(vote, self.levels)
+        left = self._radix.word_width - self.slot_bits * level
+        below = max(0, left - self.slot_bits)
+        return descent, below, 1 << left - below
 
     def rank_of(self, vote: int, clients: int) -> int:
         return self.ranks_of(clients)[vote // self.levels]
@@ -163,12 +154,7 @@ class Zoom(Method):
 
     def check_round(self, max_clients: int) -> None:
         self._radix.check_round(max_clients)
-        bits = self._dealt_bits(max_clients)
-        if self.audited and bits > MAX_BITS:
-            raise ConfigError(
-                f"security {MALICIOUS} takes counts of at most {MAX_BITS} bits: {bits} bits; "
-                "let fewer clients take part, or leave security out"
-            )
+        bucketed.check_audited(self.audited, self._dealt_bits(max_clients))
 
     def check_total(self, total: int) -> None:
         self._radix.check_total(total)
@@ -189,7 +175,7 @@ class Zoom(Method):
 
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
         """Return the slots of the first vote, (1, d): `Path.slots` has those of the others."""
-        return (self.words(vector) >> self.below(0)).astype(np.uint8)[None]
+        return (self.words(vector) >> self.place(0)[1]).astype(np.uint8)[None]
 
     def compute(self, party: Party, chunk: Chunk) -> PublicValues:
         """Return the digits of the vote that the uploads are, (1, dim)."""
