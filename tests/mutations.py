@@ -210,6 +210,29 @@ MUTATIONS = {
         _JOURNAL, "kept.draw, kept.written = None, False", "kept.draw = None"
     ),
     "folds outlasts": Change(_JOURNAL, "coins.setdefault(binding, under) != under", "False"),
+    # what a client has voted on
+    "voter is_claimed_before": Change(_JOURNAL, "if upheld and upheld.ballot:", "if False:"),
+    "voter for_good_in_all": Change(
+        "clients/spent.py", "(claimed := self.round_of(update)) != claimant", "not claimant"
+    ),
+    "voter freed_by_its_round": Change(
+        "clients/spent.py", "elif found.get(update) == round_id", "else"
+    ),
+    "voter freed_only_if_both": Change(
+        "clients/client.py", "if over and claimed == ", "if claimed == "
+    ),
+    "voter votes_once": Change(_JOURNAL, "ballot.path.votes == upheld.vote + 1", "True"),
+    "voter contradict_each_other": Change(
+        "clients/voter.py", "if path.digest != record.opened:", "if False:"
+    ),
+    "voter round_has_changed": Change(
+        "clients/voter.py", "if changed := differences(", "if False and differences("
+    ),
+    "voter no_server_has_masks": Change("clients/voter.py", "if not upheld.masks[0] or", "if"),
+    "voter refuses_the_set": Change("clients/voter.py", "if not ballot.record:", "if False:"),
+    "voter lacks_a_fold_gets": Change(
+        "clients/voter.py", "in ((1, other), (0, one)):", "in ((0, one), (1, other)):"
+    ),
     "dealing guards_alone": Change(
         "mpc/protocols/dealing.py", "bool(same) and each.guarded", "bool(same)"
     ),
