@@ -210,7 +210,7 @@ MUTATIONS = {
         _JOURNAL, "kept.draw, kept.written = None, False", "kept.draw = None"
     ),
     "folds outlasts": Change(_JOURNAL, "coins.setdefault(binding, under) != under", "False"),
-    # what a client has voted on
+    # the updates that a client has voted on
     "voter is_claimed_before": Change(_JOURNAL, "if upheld and upheld.ballot:", "if False:"),
     "voter for_good_in_all": Change(
         "clients/spent.py", "(claimed := self.round_of(update)) != claimant", "not claimant"
