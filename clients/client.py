@@ -338,7 +338,7 @@ class Client(Member):
             return None if round_id in self._journal.upheld else True
 
         what = f"round {round_id} did not end"
-        waiting = f"the end of round {round_id} from S0, which is answered until then"
+        waiting = f"the end of round {round_id} from S0"
         self.wait(0, over, self.limit(timeout_s), what, waiting)
 
     def fit(
