@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
+from securemedian.clients.spent import UpdateSpent
 from securemedian.clients.update import finite, flatten, unflatten
 from securemedian.common.keys import load_keys
 from securemedian.coordinator.coordinator import Coordinator
@@ -286,7 +287,7 @@ def submit(
             client.submit(update, round_id, keep_local=keep_local)
             client.attend()
             return client.name()
-        except NotFinite as error:
+        except (NotFinite, UpdateSpent) as error:
             # nobody is to wait for this client
             client.decline(round_id, error.code)
             raise

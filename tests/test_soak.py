@@ -149,6 +149,8 @@ def test_sessions_are_used_once() -> None:
     hear("s0", "round-running", round="8-3fa9c1d2", session="first")
     hear("s0", "session-established", session="second")
     hear("s0", "round-running", round=ROUND, session="second")
+    # the next vote of the round
+    hear("s0", "round-running", round=ROUND, session="second", vote=2)
     assert counts(audit) == (0, 0, 0, 0)
     hear("s0", "round-running", round=ROUND, session="first")
     assert counts(audit) == (0, 0, 1, 0)

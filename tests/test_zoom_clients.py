@@ -278,6 +278,12 @@ def test_who_submits_alone_stays_to_vote(
     assert f"submitted to round {round_id}" in capsys.readouterr().out
     status = pair.status()
     assert status["state"] == "published" and len(status["included"]) == 3
+    # a site that has trained the same update again, for which nobody is to wait
+    again = open_round(pair)
+    with pytest.raises(InputError, match="train again"):
+        plugin.submit(plugged[0], {"w": update(82)}, again)
+    assert "its own policy refuses" in str(pair.status()["left_out"]["client-2"])
+    pair.caller("coordinator", "s0").ask("abort", round=again, reason="the test is over")
 
 
 # It fails, which binds later rounds to their clients

@@ -75,7 +75,7 @@ class Audit:
         self._acknowledged: dict[str, set[str]] = {}
         self._results: dict[str, dict[str, str]] = {}
         self._sessions: dict[str, set[str]] = {"s0": set(), "s1": set()}
-        self._runs: set[tuple[str, str, str]] = set()
+        self._runs: set[tuple[str, str, int, str]] = set()
         # by server and round, the session of its last run
         self._ran_in: dict[tuple[str, str], str] = {}
         # by session, the cohort whose rounds run in it
@@ -137,7 +137,8 @@ class Audit:
                 case "session-established":
                     self._session(server, str(event["session"]))
                 case "round-running":
-                    self._run(server, event["round"], cohort_of(event), event["session"])
+                    vote = event.get("vote", 1)
+                    self._run(server, event["round"], vote, cohort_of(event), event["session"])
                 case "round-published":
                     self._published(server, event["round"])
                 case "check-begun":
@@ -149,8 +150,8 @@ class Audit:
             self._reused(f"{server} established session {session} twice")
         self._sessions[server].add(session)
 
-    def _run(self, server: str, round_id: str, cohort: str, session: str) -> None:
-        run = server, round_id, session
+    def _run(self, server: str, round_id: str, vote: int, cohort: str, session: str) -> None:
+        run = server, round_id, vote, session
         if run in self._runs:
             self._reused(f"{server} ran round {round_id} twice in session {session}")
         self._runs.add(run)
