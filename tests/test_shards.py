@@ -65,7 +65,8 @@ SMALL = ProtocolParams(lanes=2, chunk=128, batch=1 << 12)
 CLIENTS = 3
 DIM = 600
 OPENINGS = [bytes([1]) * 32, bytes([2]) * 32]
-ROUNDS = [cls(**GIVEN.get(name, {})) for name, cls in METHODS.items()]
+# servers refuse zoom on workers (tests/test_policy.py)
+ROUNDS = [cls(**GIVEN.get(name, {})) for name, cls in METHODS.items() if name != "zoom"]
 ROUNDS += [Bucketed(uploads="unverified"), Pairwise(result_to="clients"), Radix(neighbours=1)]
 
 
