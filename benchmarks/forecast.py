@@ -424,15 +424,13 @@ def of_noise(asked: Sequence[RoundParams]) -> list[str]:
 
 def of_votes(rows: Sequence[Result]) -> list[str]:
     """Return what a round of several votes takes besides: of clients and disks."""
-    lines = []
-    for row in rows:
-        if (votes := row["votes"]) > 1:
-            disk = terminal.figure(row["disk_bytes"] / 1e6)
-            lines.append(
-                f"{row['name']}: {votes} votes, for each of which all clients are there. A server "
-                f"keeps up to {disk} MB of dealings and votes on its disk until the round ends."
-            )
-    return lines
+    return [
+        f"{row['name']}: {row['votes']} votes, for each of which all clients are there. A server "
+        f"keeps up to {terminal.figure(row['disk_bytes'] / 1e6)} MB of dealings and votes on its "
+        "disk until the round ends."
+        for row in rows
+        if row["votes"] > 1
+    ]
 
 
 def _tables(rows: Sequence[Result], dim: int) -> Group:
