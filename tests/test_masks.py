@@ -944,6 +944,8 @@ NOISE = "noise on what is opened, not a mask: tests/test_private_mean.py finds i
 # why. "*" is the whole function.
 NO_MASKS: dict[tuple[str, str], str] = {
     ("Radix.encode", "self.words(vector, published)"): "a client's own values as words",
+    ("Zoom.encode", "self.words(vector)"): "a client's own values as words",
+    ("Zoom.words", "self._radix.words(values)"): "a client's own values as words",
     ("_Ferret._grow", "Stream(self._matrix, self._iteration, block)"): "a public matrix",
     ("_Ferret._grow", "matrix.fill(words)"): "a public matrix",
     ("split", "seeded.words(row, 0, layout.row_words)"): "the mask that `split` puts on",
