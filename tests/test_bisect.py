@@ -711,7 +711,7 @@ def test_a_session_is_used_once() -> None:
         with pytest.raises(LocalProtocolError, match="before nothing"):
             one.run(lambda: None)
         # nothing that was made is left
-        assert not lane._steps
+        assert not lane._steps and not one._lanes
         assert not any(each.numbers or each.bits or each.products for each in lane._chunks)
         with pytest.raises(LocalProtocolError, match="made before"):
             round_.prepare(number)
