@@ -54,6 +54,8 @@ def values_of(rng: np.random.Generator, method: Zoom, shape: tuple[int, int]) ->
     if method.encoding != "fixed":
         some = rng.random(shape) < 0.1
         values[some] = rng.choice([np.inf, -np.inf, 3e38, 1e-40], int(some.sum()))
+    # a client refuses to vote again on an update of a round before
+    values[:, 0] = rng.uniform(-top, top, len(values))
     return values.astype(np.float32)
 
 
