@@ -40,7 +40,7 @@ class Loop:
         vars(self.daemon).update(
             _control=self.control,
             _clients=self.clients,
-            _requests=Fake(request=self._take),
+            _requests=Fake(request=self._take, tick=lambda: None),
             _rounds=Fake(
                 control=lambda parts: self.taken.append("message"),
                 flush=lambda: self.taken.append("flush"),

@@ -10,7 +10,7 @@ import pytest
 
 import securemedian
 from securemedian import Client, ConstantRange, Coordinator, RoundParams
-from securemedian.common.policy import SINGLE_CLIENTS, SWITCH, Security
+from securemedian.common.policy import RELEASE, SINGLE_CLIENTS, SWITCH, Security
 from securemedian.common.versions import WIRE
 from securemedian.mpc.errors import VersionsDiffer
 from tests import releases
@@ -78,11 +78,12 @@ class Parties:
     def __init__(self, folder: Path, older: Release) -> None:
         self.older, self.pair = older, Pair(folder, clients=2)
         for path in folder.glob("*.toml"):
-            # without a line that the older release does not know, and with what it calls security:
-            # both read the same files here
+            # without what the older release does not know, and with its words for security: both
+            # read the same files here
             lines = path.read_text().splitlines()
-            kept = [line for line in lines if not line.startswith(f"{SINGLE_CLIENTS} = ")]
-            text = "\n".join(kept)
+            newer = f"{SINGLE_CLIENTS} = ", f"{RELEASE} = "
+            kept = [line for line in lines if not line.startswith(newer)]
+            text = "\n".join(kept).replace('"zoom", ', "").replace(', "zoom"', "")
             path.write_text(text.replace(Security.SEMI_HONEST.line, f"{SWITCH} = false"))
 
     def start(self, *of_older: str) -> None:

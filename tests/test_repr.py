@@ -30,7 +30,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
         *("Draw.params", "Submission.params", "Submission.start", "Sent.start", "_Shared.start"),
         *("Round.start", "ShareFields.params", "ShareFields.start", "UploadFields.params"),
         *("UploadFields.start", "DealFields.params", "DealFields.start"),
-        *("Record.start", "FoldedFields.binding"),
+        *("Record.start", "FoldedFields.binding", "Ballot.start", "UploadFields.path"),
     ),
     "what both servers sign, and signatures": (
         *("Record.params", "Record.opened", "Receipt.encoded", "Receipt.signatures"),

@@ -40,6 +40,9 @@ class Fake:
     def submit(self, *_: object, **__: object) -> None:
         """Take any update."""
 
+    def attend(self, round_id: str) -> None:
+        """Wait for nothing: its rounds ask nothing more."""
+
     def result(self, round_id: str) -> Any:
         if self._number == self._fails:
             raise RoundFailed("too few")
