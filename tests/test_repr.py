@@ -61,7 +61,6 @@ SHOWN: dict[str, tuple[str, ...]] = {
     "a public permutation, after its toss": ("Permutation.places", "Permutation.order"),
     "random bytes that measure a link": ("Load.load",),
     "a public key": ("KeyPair.public",),
-    "counts of what a round will send": ("_Run.counts", "_Lane.counts"),
     "names of layers": ("Spec.sent",),
     "where a caller's answer goes": ("Call.address",),
     "a class of which this test knows that it prints nothing secret": (
