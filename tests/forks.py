@@ -118,6 +118,8 @@ def main(asked: socket.socket) -> None:
             asked.send(json.dumps(statuses.get(pid)).encode())
         elif pid := os.fork():
             os.close(descriptors[0])
+            # of a process long ago
+            statuses.pop(pid, None)
             asked.send(json.dumps(pid).encode())
         else:
             asked.close()
