@@ -155,8 +155,11 @@ def _read(
     first: int,
     last: int,
     positions: NDArray[np.uint8],
-) -> None:
-    """Set the vectors [first, last) to the packed ones from number `at` on, and their positions."""
+) -> int:
+    """Set the vectors [first, last) to the packed ones from number `at` on.
+
+    Return of how many of them it has set `positions`, which `_positions` sets for the others.
+    """
     done = 0
     if vectors.shape[0] == 1:
         ones, numbers, halves = weights(bits, per_word, 1)
@@ -165,7 +168,7 @@ def _read(
     if first + done < last:
         rest[:] = one
         _unpack(words, at + done, bits, per_word, rest, vectors, first + done, last - first - done)
-        _positions(vectors, first + done, bits, per_word, positions[done : last - first])
+    return done
 
 
 @kernel(*(f"u8[1] i8 i8 i8 {word}[2]! i8 i8 u1[1]!" for word in WORDS))
@@ -187,7 +190,8 @@ def unpack(
     rest = np.empty(BLOCK, np.uint64)
     for start in range(first, last, BLOCK):
         at, stop = start - first, min(start + BLOCK, last)
-        _read(words, at, bits, per_word, one, rest, vectors, start, stop, positions[at:])
+        done = _read(words, at, bits, per_word, one, rest, vectors, start, stop, positions[at:])
+        _positions(vectors, start + done, bits, per_word, positions[at + done : stop - first])
 
 
 @kernel("u1[1] u4[1]! u4[1]!")
@@ -224,7 +228,8 @@ def scatter(
     own = np.empty(BLOCK, np.uint8)
     for start in range(0, places.shape[0], BLOCK):
         to = places[start : start + BLOCK]
-        _read(words, start, bits, per_word, one, rest, near, 0, to.shape[0], own)
+        done = _read(words, start, bits, per_word, one, rest, near, 0, to.shape[0], own)
+        _positions(near, done, bits, per_word, own[done : to.shape[0]])
         for k in range(vectors.shape[0]):
             _put(near[k], to, vectors[k])
         _put(own, to, positions)
@@ -273,44 +278,33 @@ def turn(
 ) -> None:
     """Set vector i of `out` to vector i, rotated up by turns[i] entries modulo W.
 
-    Words first change places, by 1, 2, 4, .. of them, and then take in bits of the word below.
+    Words first change places, by 1, 2, 4, .. of them, and then take in bits of the word below,
+    which is the last one below the first.
     """
     words, count = vectors.shape[0], turns.shape[0]
     width = np.uint64(per_word * bits)
     mask = FULL >> (np.uint64(64) - width)
     within, unit = np.uint64(per_word - 1), np.uint64(1)
-    if words == 1:
-        before, after = vectors[0], out[0]
-        for i in range(count):
-            value = np.uint64(before[i])
-            up = (np.uint64(turns[i]) & within) * np.uint64(bits)
-            after[i] = _rotate(value, up, width)
-        return
-    for k in range(words):
-        out[k, :count] = vectors[k, :count]
-    last = np.empty(count, vectors.dtype)
+    placed, made = vectors, np.empty((2, words, count), vectors.dtype)
     by, bit = 1, np.uint64(0)
     while unit << bit < per_word:
         bit += unit
     while by < words:
-        for first in range(by):
-            last[:] = out[words - by + first, :count]
-            for k in range(words - by + first, -1, -by):
-                row = out[k, :count]
-                below = out[k - by, :count] if k >= by else last
-                for i in range(count):
-                    value, other = np.uint64(row[i]), np.uint64(below[i])
-                    chosen = np.uint64(0) - ((np.uint64(turns[i]) >> bit) & unit)
-                    row[i] = value ^ ((value ^ other) & chosen)
-        by, bit = 2 * by, bit + unit
-    last[:] = out[words - 1, :count]
-    for k in range(words - 1, -1, -1):
-        row = out[k, :count]
-        below = out[k - 1, :count] if k else last
+        # the one of both that `placed` is not
+        other = made[bit & unit]
+        for k in range(words):
+            stays, comes, row = placed[k], placed[k - by], other[k]
+            for i in range(count):
+                value = np.uint64(stays[i])
+                chosen = np.uint64(0) - ((np.uint64(turns[i]) >> bit) & unit)
+                row[i] = value ^ ((value ^ np.uint64(comes[i])) & chosen)
+        placed, by, bit = other, 2 * by, bit + unit
+    for k in range(words):
+        values, belows, row = placed[k], placed[k - 1], out[k]
         for i in range(count):
             up = (np.uint64(turns[i]) & within) * np.uint64(bits)
-            low = (np.uint64(below[i]) >> (width - unit - up)) >> unit
-            row[i] = ((np.uint64(row[i]) << up) | low) & mask
+            low = (np.uint64(belows[i]) >> (width - unit - up)) >> unit
+            row[i] = ((np.uint64(values[i]) << up) | low) & mask
 
 
 @kernel(*(f"{word}[2] u4[1] i8 u1[1] {word}[2] i8 i8 i8 b1 {word}[2]!" for word in WORDS))
