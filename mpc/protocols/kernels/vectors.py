@@ -265,14 +265,6 @@ def gather(vectors: NDArray[Any], order: NDArray[np.uint32], first: int, out: ND
 
 
 @callee
-def _rotate(value: np.uint64, up: np.uint64, width: np.uint64) -> np.uint64:
-    """Return a word of `width` bits, rotated up by fewer."""
-    unit, mask = np.uint64(1), FULL >> (np.uint64(64) - width)
-    # in two steps, because a shift by 64 is none
-    return ((value << up) | ((value >> (width - unit - up)) >> unit)) & mask
-
-
-@callee
 def turn(
     vectors: NDArray[Any], turns: NDArray[np.uint8], bits: int, per_word: int, out: NDArray[Any]
 ) -> None:
@@ -330,15 +322,11 @@ def differences(
     for start in range(0, order.shape[0], BLOCK):
         some, by = order[start : start + BLOCK], turns[start : start + BLOCK]
         gather(vectors, some, number + start, near)
-        if vectors.shape[0] > 1:
-            turn(near, by, bits, per_word, turned)
+        turn(near, by, bits, per_word, turned)
         for k in range(out.shape[0]):
             row = out[k, start : start + BLOCK]
             subtracted = others[k, first + start : first + start + some.shape[0]]
-            if vectors.shape[0] > 1:
-                _subtract(turned[k], subtracted, tops, negated, row)
-            else:
-                _turn_and_subtract(near[0], by, subtracted, bits, per_word, tops, negated, row)
+            _subtract(turned[k], subtracted, tops, negated, row)
 
 
 @callee
@@ -351,27 +339,6 @@ def _subtract(
     """
     for i in range(out.shape[0]):
         one, other = np.uint64(ones[i]), np.uint64(others[i])
-        if negated:
-            one, other = other, one
-        out[i] = minus(one, other, tops)
-
-
-@callee
-def _turn_and_subtract(
-    words: NDArray[Any],
-    turns: NDArray[np.uint8],
-    others: NDArray[Any],
-    bits: int,
-    per_word: int,
-    tops: np.uint64,
-    negated: bool,
-    out: NDArray[Any],
-) -> None:
-    """Do as `turn` to vectors of one word, and then as `_subtract`, in one pass."""
-    within, width = np.uint64(per_word - 1), np.uint64(per_word * bits)
-    for i in range(out.shape[0]):
-        up = (np.uint64(turns[i]) & within) * np.uint64(bits)
-        one, other = _rotate(np.uint64(words[i]), up, width), np.uint64(others[i])
         if negated:
             one, other = other, one
         out[i] = minus(one, other, tops)
