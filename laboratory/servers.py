@@ -58,7 +58,7 @@ def make(
     `security = "bounded"` they and the clients refuse what that refuses.
     """
     names, net = keygen.client_names(clients), keygen.network(host, host, None)
-    keygen.make_all(folder, names, net, policy or Policy.unlimited(), 2, security)
+    keygen.make(folder, names, net, policy or Policy.unlimited(), 2, security)
     return names
 
 

@@ -95,22 +95,14 @@ class _Service:
     policy: Policy
     min_clients: int
     security: str
+    # by name; those of others become marked places, which every loader refuses
+    keys: Mapping[str, PublicKey]
 
-    def make(self, directory: Path, roles: Mapping[str, str]) -> list[PublicKey]:
-        """Make keys and configurations by name; public keys of others become marked places."""
-        _prepare(directory, list(roles))
-        made = [_make_keys(directory, role, name) for name, role in roles.items()]
-        keys = {one.name: one for one in made}
-        for name, role in roles.items():
-            text = self.configuration(role, name, keys)
-            (directory / f"{name}.toml").write_text(text)
-        return made
-
-    def configuration(self, role: str, name: str, keys: Mapping[str, PublicKey]) -> str:
-        """Return the TOML of one party. Every loader refuses a marked place."""
+    def configuration(self, role: str, name: str) -> str:
+        """Return the TOML of one party."""
 
         def public_key(of: str) -> str:
-            key = keys.get(of)
+            key = self.keys.get(of)
             lines = [f'public_key = "{key.key if key else f"{MARK}{of}"}"']
             if of in SERVERS:
                 lines.append(f'signing_key = "{key.signing_key if key else f"{SIGNING_MARK}{of}"}"')
@@ -149,38 +141,29 @@ class _Service:
         )
 
 
-def make_all(
+def make(
     directory: Path,
     clients: Sequence[str],
     net: Network,
     policy: Policy | None = None,
     min_clients: int = MIN_CLIENTS,
     security: str = Security.SEMI_HONEST,
+    roles: Mapping[str, str] | None = None,
 ) -> list[PublicKey]:
     """Make the keys and configurations of S0, S1, the coordinator and these clients.
 
-    Both servers and the clients have the `policy` and `security`, and both servers
-    `min_clients`. Returns their public keys.
+    With `roles`, the role by name, make them for those parties alone: the others' public keys are
+    to be filled in. Both servers and the clients have the `policy` and `security`, and both servers
+    `min_clients`. Returns the public keys that were made.
     """
-    roles = {name: name for name in ("s0", "s1", "coordinator")} | dict.fromkeys(clients, "client")
-    return _Service(clients, net, policy or Policy(), min_clients, security).make(directory, roles)
-
-
-def make_one(
-    directory: Path,
-    role: str,
-    name: str,
-    clients: Sequence[str],
-    net: Network,
-    min_clients: int = MIN_CLIENTS,
-    security: str = Security.SEMI_HONEST,
-) -> PublicKey:
-    """Make one party's keys, and a configuration into which it fills the others' public keys.
-
-    Returns the party's own public key, to hand out.
-    """
-    service = _Service(clients, net, Policy(), min_clients, security)
-    (made,) = service.make(directory, {name: role})
+    if roles is None:
+        roles = {one: one for one in (*SERVERS, "coordinator")} | dict.fromkeys(clients, "client")
+    _prepare(directory, list(roles))
+    made = [_make_keys(directory, role, name) for name, role in roles.items()]
+    keys = {one.name: one for one in made}
+    service = _Service(clients, net, policy or Policy(), min_clients, security, keys)
+    for name, role in roles.items():
+        (directory / f"{name}.toml").write_text(service.configuration(role, name))
     return made
 
 
@@ -328,6 +311,7 @@ address = "{s1}"
 
 
 def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    left_out = [name for name in METHODS if name not in Policy().methods]
     verb = verbs.add_parser(
         "keygen",
         description=(
@@ -397,7 +381,7 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
             f"`{Security.BOUNDED}`: only in those in which it learns little "
             f"(methods {' and '.join(BOUNDED)}). "
             f"`{Security.SEMI_HONEST}`: they take part in rounds of all methods but "
-            f"{' and '.join(_left_out())}; {COST}. Give both servers the same "
+            f"{' and '.join(left_out)}; {COST}. Give both servers the same "
             f"(default: {DEFAULT_SECURITY})"
         ),
     )
@@ -472,7 +456,7 @@ def _make_all(options: argparse.Namespace) -> None:
         )
     clients, floor, security = _asked(options)
     net = network(options.host0, options.host1, options.base_port)
-    made = make_all(options.directory, clients, net, min_clients=floor, security=security)
+    made = make(options.directory, clients, net, None, floor, security)
     print(
         f"{options.directory} has the keys and configurations of s0, s1, the coordinator and "
         f"{len(clients)} clients"
@@ -498,19 +482,13 @@ def _make_one(options: argparse.Namespace) -> None:
     port = DEFAULT_BASE_PORT if options.base_port is None else options.base_port
     net = network(options.host0, options.host1, port)
     clients, floor, security = _asked(options)
-    made = make_one(directory, role, name, clients, net, floor, security)
+    (made,) = make(directory, clients, net, None, floor, security, {name: role})
     if role in SERVERS:
         _say_floor(floor, security)
     print(f"hand out {directory / name}.key, or this line:")
     print(made.line)
     print("and read its last word, the fingerprint, out over the telephone")
     print(f"fill in the others' keys: securemedian keygen --join {directory / name}.toml --keys ..")
-
-
-def _left_out() -> list[str]:
-    """Return the methods that a fresh policy does not allow."""
-    allowed = Policy().methods
-    return [name for name in METHODS if name not in allowed]
 
 
 def _say_floor(floor: int, security: str) -> None:

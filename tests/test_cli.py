@@ -106,7 +106,7 @@ def test_an_error_commands_no_terminal(
     def failing(*_: object, **__: object) -> None:
         raise kind("S0: aborted: \x1b[2J\x1b]0;owned\x07\nsecuremedian: submitted to round 9-0")
 
-    monkeypatch.setattr("securemedian.operating.keygen.make_all", failing)
+    monkeypatch.setattr("securemedian.operating.keygen.make", failing)
     cli.main(["keygen", "unused", "--clients", "3"])
     said = capsys.readouterr().err
     assert said.endswith("\n") and said[:-1].isprintable() and r"\x1b[2J" in said
@@ -168,7 +168,7 @@ def test_ctrl_c_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("securemedian.operating.keygen.make_all", interrupted)
+    monkeypatch.setattr("securemedian.operating.keygen.make", interrupted)
     assert cli.main(["keygen", "unused", "--clients", "3"]) == 130
 
 

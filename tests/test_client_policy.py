@@ -164,7 +164,7 @@ def test_rounds_per_day_need_a_place_to_be_remembered(tmp_path: Path) -> None:
 def _with_policy(folder: Path, lines: str) -> Path:
     """Write a client's file with these lines in its [policy], and return its path."""
     net = keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, 7000)
-    keygen.make_all(folder, ["client-1", "client-2"], net)
+    keygen.make(folder, ["client-1", "client-2"], net)
     path = folder / "client-1.toml"
     path.write_text(f"{path.read_text().partition('[policy]')[0]}[policy]\n{lines}\n")
     return path

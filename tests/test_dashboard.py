@@ -565,9 +565,7 @@ def test_mistakes_are_named(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("uvicorn")
-    keygen.make_all(
-        tmp_path, ["client-1", "client-2"], keygen.network("127.0.0.1", "127.0.0.1", None)
-    )
+    keygen.make(tmp_path, ["client-1", "client-2"], keygen.network("127.0.0.1", "127.0.0.1", None))
     assert cli.main(["dashboard", str(tmp_path / "coordinator.toml"), *arguments]) == 2
     assert message in capsys.readouterr().err
 
@@ -628,9 +626,7 @@ def test_a_real_round_is_shown(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_others_than_this_machine_are_warned_of(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn")
-    keygen.make_all(
-        tmp_path, ["client-1", "client-2"], keygen.network("127.0.0.1", "127.0.0.1", None)
-    )
+    keygen.make(tmp_path, ["client-1", "client-2"], keygen.network("127.0.0.1", "127.0.0.1", None))
     # `coordinate` has not begun, and the dashboard waits for it
     later = str(tmp_path / "later")
     with dashboard(tmp_path, "--listen", "0.0.0.0:0", "--output", later) as (url, process):

@@ -32,7 +32,7 @@ Usage = namedtuple("Usage", "total used free")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    keygen.make_all(
+    keygen.make(
         tmp_path / "keys", ["client-1", "client-2"], keygen.network("127.0.0.1", "127.0.0.1", None)
     )
     return tmp_path / "keys"

@@ -109,9 +109,7 @@ def test_what_needs_no_extra_works_without_it() -> None:
 
 
 def test_a_server_on_ray_names_the_extra_it_lacks(tmp_path: Path) -> None:
-    keygen.make_all(
-        tmp_path, ["client-1", "client-2"], keygen.network("127.0.0.1", "127.0.0.1", None)
-    )
+    keygen.make(tmp_path, ["client-1", "client-2"], keygen.network("127.0.0.1", "127.0.0.1", None))
     file = tmp_path / "s0.toml"
     file.write_text(file.read_text() + '\n[engine]\nkind = "ray"\n')
     ((status, said),) = without("ray", f"serve {file}")

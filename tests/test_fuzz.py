@@ -192,7 +192,7 @@ def test_an_archive_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_key_files(tmp_path: Path, fuzz_examples: int) -> None:
     net = keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, 7000)
-    keygen.make_one(tmp_path / "s0", "s0", "s0", ["client-1", "client-2"], net)
+    keygen.make(tmp_path / "s0", ["client-1", "client-2"], net, roles={"s0": "s0"})
     valid = (tmp_path / "s0" / "s0.key_secret").read_bytes()
     path = tmp_path / "damaged.key_secret"
 

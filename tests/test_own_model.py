@@ -151,7 +151,7 @@ def test_an_error_of_a_library_is_one_line_and_status_1(
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("of two\nlines")
 
-    monkeypatch.setattr("securemedian.operating.keygen.make_all", fails)
+    monkeypatch.setattr("securemedian.operating.keygen.make", fails)
     assert cli.main(["keygen", "unused", "--clients", "3"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("securemedian: RuntimeError: of two lines (PYTHONDEVMODE=1 ")

@@ -145,7 +145,7 @@ def test_either_server_alone_refuses_a_risk(name: str, value: Any, tmp_path: Pat
 
 @pytest.mark.parametrize("policy", [Policy(), Policy.unlimited()])
 def test_keygen_writes_each_line_with_what_it_risks(policy: Policy, tmp_path: Path) -> None:
-    keygen.make_all(tmp_path, ["a", "b"], keygen.network("127.0.0.1", "127.0.0.1", 7000), policy)
+    keygen.make(tmp_path, ["a", "b"], keygen.network("127.0.0.1", "127.0.0.1", 7000), policy)
     for server in ("s0", "s1"):
         text = (tmp_path / f"{server}.toml").read_text()
         assert config.load(tmp_path / f"{server}.toml").policy == policy

@@ -222,7 +222,7 @@ def _last(pair: Pair, server: str, event: str) -> Any:
 def _replace(leaves: str, joins: str, folder: Path) -> None:
     """Make keys for one client, and put it in the place of another one in both lists."""
     net = keygen.network("127.0.0.1", "127.0.0.1", None)
-    key = keygen.make_one(folder, "client", joins, [], net).key
+    key = keygen.make(folder, [], net, roles={joins: "client"})[0].key
     for server in ("s0", "s1"):
         path = folder / f"{server}.toml"
         entry = f'name = "{leaves}"\npublic_key = "[^"]*"'

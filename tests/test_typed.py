@@ -65,7 +65,7 @@ FLAT = [1, 1, 1, 1, 2]
 def test_a_round_is_opened_with_a_model_in_any_form(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any
 ) -> None:
-    keygen.make_all(tmp_path, ["a", "b", "c"], keygen.network("127.0.0.1", "127.0.0.1", None))
+    keygen.make(tmp_path, ["a", "b", "c"], keygen.network("127.0.0.1", "127.0.0.1", None))
     sent: list[Any] = []
 
     def ask(op: str, fields: Any = None, arrays: Any = None, **_: Any) -> wire.Message:

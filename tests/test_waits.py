@@ -67,7 +67,7 @@ def test_a_terminal_shows_it_in_place(
 
 
 def config(folder: Path) -> ClientConfig:
-    keygen.make_all(folder, ["a", "b", "c"], keygen.network("127.0.0.1", "127.0.0.1", None))
+    keygen.make(folder, ["a", "b", "c"], keygen.network("127.0.0.1", "127.0.0.1", None))
     return ClientConfig.load(folder / "coordinator.toml")
 
 

@@ -44,7 +44,7 @@ class SoakService:
         # the clients by cohort
         self.members = {name: list(islice(names, count)) for name, count in COHORTS.items()}
         net = keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None)
-        keygen.make_all(folder, self.names, net, Policy.unlimited(), min_clients=2)
+        keygen.make(folder, self.names, net, Policy.unlimited(), min_clients=2)
         self._proxies = Proxies()
         # S0's way to S1, and each client's to either server
         self.link = self._proxies.add(net.s1_peer)
