@@ -728,8 +728,8 @@ def test_no_tweak_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     make = leaves.make
 
     def counted(self: Any, tweaked: Tweaked, *given: Any) -> None:
-        for out in given[4].hashes[:1]:
-            stream, sending = int(tweaked.stream), len(given[4].hashes) == 2
+        for out in given[2].hashes[:1]:
+            stream, sending = int(tweaked.stream), len(given[2].hashes) == 2
             used.extend((id(self), stream, tweaked.index + i, sending) for i in range(out.size))
         make(self, tweaked, *given)
 

@@ -30,6 +30,7 @@ from securemedian.mpc.protocols.ot.consistency import reduced
 from securemedian.mpc.protocols.ot.extension import ALIGN, Scratch, bit_planes
 from securemedian.mpc.protocols.ot.hash import Hash
 from securemedian.mpc.protocols.ot.leaves import (
+    Corrected,
     Leaves,
     NativeLeaves,
     PortableLeaves,
@@ -246,7 +247,7 @@ def trees(field_bits: int) -> list[list[bytes]]:
 def received(leaves: Leaves, blocks: int, width: int) -> tuple[np.ndarray, ...]:
     out = words(128, width), words(width), words(blocks - 1, width)
     rows, choices, corrections = out
-    leaves.rows(choices, None, corrections, rows)
+    leaves.rows(Corrected(corrections, choices), rows)
     return out
 
 
@@ -265,7 +266,7 @@ def test_leaves_of_both_paths_are_the_same(field_bits: int) -> None:
             both = [received(leaves, len(made), width) for leaves, _ in ends]
             assert all((a == b).all() for a, b in zip(*both, strict=True))
             for (_, leaves), out in zip(ends, rows, strict=True):
-                leaves.rows(None, masks, corrections, out)
+                leaves.rows(Corrected(corrections, masks=masks), out)
             assert (rows[0] == rows[1]).all()
 
 
@@ -396,11 +397,11 @@ def test_leaves_become_what_is_wanted(
                 # the content that a receiver overwrites, and that a sender writes
                 if masked is None:
                     by_itself.weigh()
-                leaves.make(tweaked, choices, masked, spoken, weighed, wanted)
+                leaves.make(tweaked, Corrected(spoken, choices, masked), weighed, wanted)
                 if masked is not None:
                     by_itself.weigh()
                 assert (sums[0] == sums[1]).all()
-                alone.rows(others, masked, heard, made_rows)
+                alone.rows(Corrected(heard, others, masked), made_rows)
                 assert (spoken == heard).all()
                 assert choices is None or others is None or (choices == others).all()
                 found = np.concatenate(strips, axis=1)[:, :width]

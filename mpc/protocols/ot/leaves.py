@@ -69,22 +69,30 @@ class Wanted:
     planes: Sequence[Words] = field(default=(), repr=False)
 
 
+@dataclass(frozen=True)
+class Corrected:
+    """The `corrections` (128/k - 1, w) of a call, and what only one of both ends has.
+
+    The receiver has `choices` (w,), which it writes along with the corrections. The sender has
+    `masks` (128,), all ones for each bit of Delta that is set, and reads the corrections.
+    """
+
+    corrections: Words = field(repr=False)
+    choices: Words | None = field(default=None, repr=False)
+    masks: Words | None = field(default=None, repr=False)
+
+
 class Leaves(ABC):
     """The streams of all leaves of one lane. Every call takes their next bits, w words of each.
 
-    An end is the receiver's if it has `choices` (w,), which it writes along with its `corrections`
-    (128/k - 1, w). It is the sender's if it has `masks` (128,), all ones for each bit of Delta that
-    is set. The sender misses the first leaf of each tree, and reads the corrections. Fewer trees
-    than 128/k have k rows each.
+    The sender misses the first leaf of each tree. Fewer trees than 128/k have k rows each.
     """
 
     def __init__(self, trees: list[list[bytes]]) -> None:
         self._row_count = len(trees) * (len(trees[0]).bit_length() - 1)
 
     @abstractmethod
-    def rows(
-        self, choices: Words | None, masks: Words | None, corrections: Words, rows: Words
-    ) -> None:
+    def rows(self, given: Corrected, rows: Words) -> None:
         """Write the receiver's V, u and c, or the sender's W: rows (128, w)."""
 
     @abstractmethod
@@ -92,15 +100,7 @@ class Leaves(ABC):
         """Return the shape of the strips into which `make` cuts rows of so many words."""
 
     @abstractmethod
-    def make(
-        self,
-        tweaked: Tweaked,
-        choices: Words | None,
-        masks: Words | None,
-        corrections: Words,
-        rows: Rows,
-        wanted: Wanted,
-    ) -> None:
+    def make(self, tweaked: Tweaked, given: Corrected, rows: Rows, wanted: Wanted) -> None:
         """Write rows and weigh them, and write what is wanted of their columns."""
 
 
@@ -114,9 +114,8 @@ class PortableLeaves(Leaves):
             [Stream(leaf, nonce=nonce) if leaf else None for leaf in tree] for tree in trees
         ]
 
-    def rows(
-        self, choices: Words | None, masks: Words | None, corrections: Words, rows: Words
-    ) -> None:
+    def rows(self, given: Corrected, rows: Words) -> None:
+        corrections, choices, masks = given.corrections, given.choices, given.masks
         words, k = rows.shape[1], len(rows) // len(self._trees)
         leaves = self._scratch.array("leaves", 1 << k, words)
         zeros, views = ZEROS[: 8 * words], [as_bytes(leaf) for leaf in leaves]
@@ -138,20 +137,12 @@ class PortableLeaves(Leaves):
     def strips(self, words: int) -> tuple[int, int, int]:
         return 1, self._row_count, words
 
-    def make(
-        self,
-        tweaked: Tweaked,
-        choices: Words | None,
-        masks: Words | None,
-        corrections: Words,
-        rows: Rows,
-        wanted: Wanted,
-    ) -> None:
+    def make(self, tweaked: Tweaked, given: Corrected, rows: Rows, wanted: Wanted) -> None:
         here = rows.strips[0]
-        if choices is not None:
+        if given.choices is not None:
             rows.weigh()
-        self.rows(choices, masks, corrections, here)
-        if masks is not None:
+        self.rows(given, here)
+        if given.masks is not None:
             rows.weigh()
         if wanted.columns is not None:
             kernels.low_words(here, wanted.columns)
@@ -162,8 +153,9 @@ class PortableLeaves(Leaves):
             self._scratch.array(f"keys{i}", 64 * words, 2) for i in range(outputs)
         ]
         second = keys[1] if outputs == 2 else None
-        given = here, tweaked.index, tweaked.stream, keys[0], wanted.difference, second
-        tweaked.hash.columns(*given)
+        tweaked.hash.columns(
+            here, tweaked.index, tweaked.stream, keys[0], wanted.difference, second
+        )
         for key, low in zip(keys, wanted.hashes, strict=False):
             low[:] = key[:, 0]
         for key, planes in zip(keys, wanted.planes, strict=False):
@@ -182,36 +174,15 @@ class NativeLeaves(Leaves):
         # AES blocks of each stream that were used
         self._used = 0
 
-    def rows(
-        self, choices: Words | None, masks: Words | None, corrections: Words, rows: Words
-    ) -> None:
-        self._expand(choices, masks, corrections, Rows(rows[None]), None, Wanted())
+    def rows(self, given: Corrected, rows: Words) -> None:
+        self.make(None, given, Rows(rows[None]), Wanted())
 
     def strips(self, words: int) -> tuple[int, int, int]:
         return -(-words // native.STRIP), self._row_count, native.STRIP
 
-    def make(
-        self,
-        tweaked: Tweaked,
-        choices: Words | None,
-        masks: Words | None,
-        corrections: Words,
-        rows: Rows,
-        wanted: Wanted,
-    ) -> None:
-        self._expand(choices, masks, corrections, rows, tweaked, wanted)
-
-    def _expand(
-        self,
-        choices: Words | None,
-        masks: Words | None,
-        corrections: Words,
-        rows: Rows,
-        tweaked: Tweaked | None,
-        wanted: Wanted,
-    ) -> None:
-        first = np.uint64(self._used)
-        self._used += corrections.shape[1] // BLOCK_WORDS
+    def make(self, tweaked: Tweaked | None, given: Corrected, rows: Rows, wanted: Wanted) -> None:
+        first, words = np.uint64(self._used), given.corrections.shape[1]
+        self._used += words // BLOCK_WORDS
         keys, difference, tweak = None, None, (np.uint64(0), np.uint64(0))
         if tweaked is not None and (wanted.keys or wanted.hashes or wanted.planes):
             keys, difference = tweaked.hash.round_keys, wanted.difference
@@ -219,15 +190,15 @@ class NativeLeaves(Leaves):
             tweak = np.uint64(tweaked.index), tweaked.stream
         weights, sums = rows.weights, rows.sums
         if weights is None or sums is None:
-            weights = np.zeros(corrections.shape[1], np.uint64)
+            weights = np.zeros(words, np.uint64)
             sums = np.zeros((rows.strips.shape[1], 2), np.uint64)
         native.expand(
             self._round_keys,
             self._nonce,
             first,
-            choices,
-            masks,
-            corrections,
+            given.choices,
+            given.masks,
+            given.corrections,
             rows.strips,
             weights,
             sums,

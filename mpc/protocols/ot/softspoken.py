@@ -28,7 +28,7 @@ not wait for each other.
 import itertools
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +53,7 @@ from securemedian.mpc.protocols.ot.extension import (
     checked_block,
 )
 from securemedian.mpc.protocols.ot.hash import Hash
-from securemedian.mpc.protocols.ot.leaves import Rows, Tweaked, Wanted, expander
+from securemedian.mpc.protocols.ot.leaves import Corrected, Rows, Tweaked, Wanted, expander
 from securemedian.mpc.protocols.prg import SEED_BYTES, Stream
 from securemedian.mpc.protocols.protocol import SECURITY_BITS
 
@@ -77,6 +77,8 @@ class _SoftSpoken(RandomOtEnd):
     """
 
     sender_speaks = False
+    # the direction, and what `low` takes half of
+    _given: tuple[Any, ...]
 
     def __init__(self, direction: Direction, leaves: list[list[bytes]], rows: int) -> None:
         self._channel, native_aes = direction.channel, direction.native_aes
@@ -94,14 +96,14 @@ class _SoftSpoken(RandomOtEnd):
     @cached_property
     def low(self) -> Self:
         """The end for OTs that have the low word of Delta alone, at half the cost."""
-        raise NotImplementedError
+        direction, *arrays = self._given
+        halves = [each[: len(each) // 2] for each in arrays]
+        made: type[Any] = type(self)
+        low: Self = made(direction, *halves, SECURITY_BITS // 2)
+        return low
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(index={self.index}, <secrets>)"
-
-    def _tweaked(self) -> Tweaked:
-        """Return the hash with the tweaks of the next OTs."""
-        return Tweaked(self.hash, self.index, self.tweaks)
 
 
 _ALONE = -1
@@ -135,32 +137,15 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
         self._weighted: list[tuple[_Kept, Words]] = []
 
     def extend(self, count: int) -> tuple[Words, Blocks]:
-        choices = self._scratch.array("choices", checked_block(count) // 64)
-        keys, corrections = self._scratch.array("keys", count, 2), self._corrections(count)
-        number, rows = self._rows(count)
-        wanted = Wanted(keys=[keys])
-        self._leaves.make(self._tweaked(), choices, None, corrections, rows, wanted)
-        self._sent(corrections, _Kept(choices.copy(), rows.strips, number))
-        return choices, keys
+        keys = self._scratch.array("keys", checked_block(count), 2)
+        return self._make(np.empty(count // 64, np.uint64), Wanted(keys=[keys])), keys
 
     def extend_planes(self, count: int, width: int) -> tuple[Words, Words]:
         choices = np.empty(count // 64, np.uint64)
         planes = np.empty((width, choices.size), np.uint64)
         for words in blocks_of(count):
-            mine = choices[words]
-            corrections = self._corrections(64 * mine.size)
-            number, rows = self._rows(64 * mine.size)
-            wanted = Wanted(at=words.start, planes=[planes])
-            self._leaves.make(self._tweaked(), mine, None, corrections, rows, wanted)
-            # a view of what is new in each call
-            self._sent(corrections, _Kept(mine, rows.strips, number))
+            self._make(choices[words], Wanted(at=words.start, planes=[planes]))
         return choices, planes
-
-    @cached_property
-    def low(self) -> Self:
-        """The end for OTs that have the low word of Delta alone, at half the cost."""
-        direction, leaves = self._given
-        return type(self)(direction, leaves[: len(leaves) // 2], SECURITY_BITS // 2)
 
     def extend_correlated(self, out: Words, hashes: Words | None = None) -> Words:
         """Make OTs as `extend` does, and return u.
@@ -169,17 +154,23 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
 
         SECURITY: they are to be checked before anything that is made of them is sent.
         """
-        count = checked_block(len(out))
-        choices, corrections = np.empty(count // 64, np.uint64), self._corrections(count)
-        number, rows = self._rows(count)
         wanted = Wanted(columns=out, hashes=[] if hashes is None else [hashes])
-        self._leaves.make(self._tweaked(), choices, None, corrections, rows, wanted)
-        self._sent(corrections, _Kept(choices, rows.strips, number))
-        return choices
+        return self._make(np.empty(checked_block(len(out)) // 64, np.uint64), wanted)
 
-    def _corrections(self, count: int) -> Words:
+    def _make(self, choices: Words, wanted: Wanted) -> Words:
+        """Make OTs, 64 per word of the choices, send their corrections, and return the choices.
+
+        Nothing may be written to these until the OTs are checked.
+        """
         # new each time, because the channel may still be sending the last ones
-        return np.empty((self._trees - 1, count // 64), np.uint64)
+        corrections = np.empty((self._trees - 1, choices.size), np.uint64)
+        number, rows = self._rows(64 * choices.size)
+        tweaked = Tweaked(self.hash, self.index, self.tweaks)
+        self._leaves.make(tweaked, Corrected(corrections, choices), rows, wanted)
+        self._channel.send("ot.corrections", corrections)
+        self._portion.append(_Kept(choices, rows.strips, number))
+        self.index += 64 * choices.size
+        return choices
 
     def _rows(self, count: int) -> tuple[int, Rows]:
         """Return memory, and its number, for the rows of a call, which stay until they are weighed.
@@ -196,12 +187,6 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
         taken = {kept.number for kept in (*self._portion, *(kept for kept, _ in self._weighted))}
         number = next(number for number in itertools.count() if number not in taken)
         return number, Rows(self._scratch.array(f"rows {number}", *shape))
-
-    def _sent(self, corrections: Words, kept: _Kept) -> None:
-        """Send the corrections of OTs that were made, count these, and keep what is checked."""
-        self._channel.send("ot.corrections", corrections)
-        self._portion.append(kept)
-        self.index += 64 * kept.choices.size
 
     def seal(self) -> None:
         if self._portion and self._weighing is None:
@@ -242,8 +227,8 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
         """
         words = checked_block(count) // 64
         rows, choices = np.empty((self._row_count, words), np.uint64), np.empty(words, np.uint64)
-        corrections = self._corrections(count)
-        self._leaves.rows(choices, None, corrections, rows)
+        corrections = np.empty((self._trees - 1, words), np.uint64)
+        self._leaves.rows(Corrected(corrections, choices), rows)
         self._channel.send("ot.corrections", corrections)
         return choices, rows
 
@@ -282,29 +267,18 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
         self._weighing: Weighing | None = None
 
     def extend(self, count: int) -> tuple[Blocks, Blocks]:
-        corrections = self._corrections(count)
-        keys0, keys1 = (self._scratch.array(name, count, 2) for name in ("keys0", "keys1"))
-        given = self._tweaked(), None, self._masks, corrections, self._rows(count)
-        self._leaves.make(*given, Wanted(self.sigma_delta, keys=[keys0, keys1]))
-        self.index += count
+        keys0, keys1 = (
+            self._scratch.array(name, checked_block(count), 2) for name in ("keys0", "keys1")
+        )
+        self._make(count, Wanted(self.sigma_delta, keys=[keys0, keys1]))
         return keys0, keys1
 
     def extend_planes(self, count: int, width: int) -> tuple[Words, Words]:
         planes0, planes1 = (np.empty((width, count // 64), np.uint64) for _ in range(2))
         for words in blocks_of(count):
-            ots = 64 * (words.stop - words.start)
-            given = self._tweaked(), None, self._masks, self._corrections(ots), self._rows(ots)
             wanted = Wanted(self.sigma_delta, at=words.start, planes=[planes0, planes1])
-            self._leaves.make(*given, wanted)
-            self.index += ots
+            self._make(64 * (words.stop - words.start), wanted)
         return planes0, planes1
-
-    @cached_property
-    def low(self) -> Self:
-        """The end for OTs that have the low word of Delta alone, at half the cost."""
-        direction, delta, leaves = self._given
-        rows = SECURITY_BITS // 2
-        return type(self)(direction, delta[:rows], leaves[: len(leaves) // 2], rows)
 
     def extend_correlated(
         self, out: Words, hashes0: Words | None = None, hashes1: Words | None = None
@@ -313,22 +287,19 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
 
         SECURITY: they are to be checked before anything that is made of them is sent.
         """
-        count = checked_block(len(out))
-        given = self._tweaked(), None, self._masks, self._corrections(count), self._rows(count)
         hashes = [each for each in (hashes0, hashes1) if each is not None]
-        self._leaves.make(*given, Wanted(self.sigma_delta, columns=out, hashes=hashes))
-        self.index += count
+        self._make(len(out), Wanted(self.sigma_delta, columns=out, hashes=hashes))
 
-    def _rows(self, count: int) -> Rows:
-        """Return memory for rows, the weights of the call's rows, and their sums.
-
-        The memory is that of one strip.
-        """
+    def _make(self, count: int, wanted: Wanted) -> None:
+        """Make OTs, as soon as their corrections come, in the memory of one strip of rows."""
+        given = Corrected(self._corrections(count), masks=self._masks)
         weighing = self._weighing = self._weighing or Weighing(self._row_count)
         if not weighing.seed:
             weighing.begin(seed_of(self._randomness))
         memory = self._scratch.array("rows", 1, *self._leaves.strips(count // 64)[1:])
-        return Rows(memory, weighing.coefficients(count // 64), weighing.rows)
+        rows = Rows(memory, weighing.coefficients(count // 64), weighing.rows)
+        self._leaves.make(Tweaked(self.hash, self.index, self.tweaks), given, rows, wanted)
+        self.index += count
 
     def challenge(self) -> None:
         weighing = self._weighing
@@ -357,9 +328,9 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
 
         Waits for the receiver's corrections. Only those of `challenge` are checked.
         """
-        corrections = self._corrections(count)
+        given = Corrected(self._corrections(count), masks=self._masks)
         rows = np.empty((self._row_count, count // 64), np.uint64)
-        self._leaves.rows(None, self._masks, corrections, rows)
+        self._leaves.rows(given, rows)
         return rows
 
     def _corrections(self, count: int) -> Words:
