@@ -16,7 +16,6 @@ uniform. With r'_i = r_{i ^ d} it knows r'_x. The sender sends delta + r'_0 - r'
 the receiver ends with r'_0 + x delta. These are additive shares of x delta.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -25,7 +24,7 @@ import numpy as np
 from securemedian.mpc.arrays import Bits, Blocks, Ring, RingShare, UnpackedXorBits, Words, XorBits
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols import ring
-from securemedian.mpc.protocols.correlations.base import Ends, Half, Kind, PackedKind
+from securemedian.mpc.protocols.correlations.base import Ends, Half, HandedOut, Kind, PackedKind
 from securemedian.mpc.protocols.kernels import tables
 
 
@@ -138,11 +137,6 @@ class PlaneOts(PackedKind[tuple[Words, Words, Words, Words]]):
         return cast(tuple[Words, Words, Words, Words], whole)
 
 
-def _ring_keys(keys: Sequence[Blocks], bits: int) -> tuple[Ring, ...]:
-    """Return keys of OTs as elements of Z_2^bits."""
-    return tuple(ring.reduce(each[:, 0], bits) for each in keys)
-
-
 class _Once:
     """A batch of correlations that refuses a second use."""
 
@@ -194,24 +188,29 @@ class OtReceiver(_Once):
 
 
 @dataclass(frozen=True)
-class RandomOts(Kind[tuple[OtSender, OtReceiver]]):
-    """Two keys over Z_2^bits at the sender, and a random one of them at the receiver."""
+class RingOts(Kind[HandedOut]):
+    """A kind made of two keys over Z_2^bits at the sender, and a random one at the receiver."""
 
     bits: int
 
     ots = 1
 
+    def send(self, ends: Ends, items: int) -> Half:
+        return tuple(ring.reduce(keys[:, 0], self.bits) for keys in ends.sender.extend(items))
+
+    def receive(self, ends: Ends, items: int) -> Half:
+        choices, keys = ends.receiver.extend(items)
+        return ring.unpack(choices, 1, items), ring.reduce(keys[:, 0], self.bits)
+
+
+@dataclass(frozen=True)
+class RandomOts(RingOts[tuple[OtSender, OtReceiver]]):
+    """Two keys over Z_2^bits at the sender, and a random one of them at the receiver."""
+
     @property
     def memory(self) -> tuple[int, int]:
         size = ring.dtype(self.bits).itemsize
         return 2 * size, 1 + size
-
-    def send(self, ends: Ends, items: int) -> Half:
-        return _ring_keys(ends.sender.extend(items), self.bits)
-
-    def receive(self, ends: Ends, items: int) -> Half:
-        choices, keys = ends.receiver.extend(items)
-        return ring.unpack(choices, 1, items), *_ring_keys([keys], self.bits)
 
     def hand_out(self, party_id: int, sent: Half, received: Half) -> tuple[OtSender, OtReceiver]:
         return OtSender(self.bits, *sent), OtReceiver(self.bits, *received)
@@ -249,25 +248,19 @@ class Seeds(Kind[tuple[Blocks, Blocks, Bits, Blocks]]):
 
 
 @dataclass(frozen=True)
-class DaBits(Kind[tuple[UnpackedXorBits, RingShare]]):
+class DaBits(RingOts[tuple[UnpackedXorBits, RingShare]]):
     """A random bit as XOR shares and as additive shares over Z_2^bits.
 
     It hands out both shares. The bits of which party 0 was the OT sender come first, at both
     parties: that is the order of a batch's halves.
     """
 
-    bits: int
-
-    ots = 1
     corrected = True
 
     @property
     def memory(self) -> tuple[int, int]:
         size = 1 + ring.dtype(self.bits).itemsize
         return size, size
-
-    def send(self, ends: Ends, items: int) -> Half:
-        return _ring_keys(ends.sender.extend(items), self.bits)
 
     def correct(self, ends: Ends, half: Half) -> Half:
         keys0, keys1 = half
@@ -276,10 +269,6 @@ class DaBits(Kind[tuple[UnpackedXorBits, RingShare]]):
         ends.channel.send("dabits", ring.pack(correction, self.bits))
         # b - 2 (-r_0)
         return chosen, ring.reduce(chosen + keys0 + keys0, self.bits)
-
-    def receive(self, ends: Ends, items: int) -> Half:
-        choices, keys = ends.receiver.extend(items)
-        return ring.unpack(choices, 1, items), *_ring_keys([keys], self.bits)
 
     def finish(self, ends: Ends, half: Half) -> Half:
         choices, keys = half
