@@ -34,6 +34,7 @@ from securemedian.mpc.rounds.ranges.base import RangePolicy
 if TYPE_CHECKING:
     from securemedian.mpc.protocols.correlations.base import Demand
     from securemedian.mpc.protocols.party import Party
+    from securemedian.mpc.rounds.methods.fixed import Values
 
 # the largest share of one client of all that take part, where clients count by weights
 MOST_SHARE = Fraction(1, 3)
@@ -230,7 +231,7 @@ class Form:
     # the check of whole uploads, whose verdicts are a bit per client
     check: Survey | None = None
     # the check of each value, where whole uploads are not checked
-    values: ValueCheck | None = None
+    values: Values | None = None
     # why a client whose upload fails either is left out
     fault: str = "a value of its update is out of range"
     # the survey of all coordinates that `compute` needs
@@ -366,23 +367,6 @@ class Survey(Protocol):
 
     def judge_demand(self, weights: Sequence[int], max_clients: int) -> Demand:
         """Return the correlations that `judge` takes at once."""
-
-
-class ValueCheck(Protocol):
-    """The check of each value: whether it is one that a client encodes."""
-
-    @property
-    def comparisons(self) -> int:
-        """Return how many comparisons the check makes for each value of each client."""
-
-    def outside(self, party: Party, chunk: Chunk) -> NDArray[np.bool_]:
-        """Return whose values in a chunk no client would have encoded, shape (n,), opened.
-
-        The other party does the same at the same time, before `compute`.
-        """
-
-    def demand(self, count: int) -> Demand:
-        """Return the correlations that `outside` takes for `count` values of all clients."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,10 +119,14 @@ class Values:
 
     @property
     def comparisons(self) -> int:
+        """Return how many comparisons the check makes for each value of each client."""
         return 1 if self.headroom == 0 else 2
 
     def outside(self, party: Party, chunk: Chunk) -> NDArray[np.bool_]:
-        """Return which clients have a value out of range, shape (n,)."""
+        """Return which clients have a value out of range in a chunk, shape (n,), opened.
+
+        The other party does the same at the same time, before `compute`.
+        """
         values = chunk.rows(party)
         top = values.dtype.type(1 << (self.bits - 2 - self.headroom))
         # public, so that one party's share has them
@@ -134,4 +138,5 @@ class Values:
         return opened.reshape(sides.shape).max(axis=(0, 2)).astype(np.bool_)
 
     def demand(self, count: int) -> Demand:
+        """Return the correlations that `outside` takes for `count` values of all clients."""
         return compare.msb_demand(count * self.comparisons, self.bits)
