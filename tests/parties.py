@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from securemedian.mpc.arrays import Ring, RingShare
+from securemedian.mpc.arrays import Ring, RingShare, Words
 from securemedian.mpc.protocols import dealing, ring, share
 from securemedian.mpc.protocols.channel import Channel, local_pair
 from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, Note, deal, nothing
+from securemedian.mpc.protocols.kernels import vectors
 from securemedian.mpc.protocols.ot import ferret
 from securemedian.mpc.protocols.party import Party, Session
 from securemedian.mpc.protocols.prg import Entropy, Stream, os_entropy
@@ -193,6 +194,14 @@ def zoomed(
         assert (one.values == other.values).all()
         path = path.after(params.method.public(one.values))
     return path
+
+
+def vectors_of(shape: Dealing, words: Words, count: int, number: int) -> Ring:
+    """Return party `number`'s shares of `count` packed vectors, their last entries included."""
+    out = shape.vectors(count)
+    given = words, shape.bits, shape.per_word, int(number == 0), out, 0, count
+    vectors.unpack(*given, np.empty(count, np.uint8))
+    return out
 
 
 def check(

@@ -36,7 +36,15 @@ from securemedian.mpc.protocols.share import SeedUpload, Upload, WordsUpload
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.params import RoundParams
 from tests import reference
-from tests.parties import check, deterministic_entropy, make_parties, run_both, run_rounds, shared
+from tests.parties import (
+    check,
+    deterministic_entropy,
+    make_parties,
+    run_both,
+    run_rounds,
+    shared,
+    vectors_of,
+)
 from tests.test_privacy import Recorder, recorders
 from tests.uniformity import beside_the_next, bits_of, check_uniform, looks_uniform
 
@@ -604,7 +612,7 @@ def view(number: int, index: np.ndarray) -> dict[str, np.ndarray]:
     one, other = (ring.unpack(each, 3, part.partners * part.kept) for each in words)
     turns = (one + other & 7).reshape(part.partners, part.kept)
     rotations = ring.unpack(own.rotations(index)[0], 3, index.size)
-    shares = shape.unpack(halves[number].words(0, 0, part.middle), part.kept, number)
+    shares = vectors_of(shape, halves[number].words(0, 0, part.middle), part.kept, number)
     return (
         bits_of("t", turns[0], 0, 3)
         | bits_of("t'", turns[1], 0, 3)

@@ -235,14 +235,6 @@ class Dealing:
         dtype = np.uint32 if self.per_word * self.bits <= 32 else np.uint64
         return np.empty((self.slots // self.per_word, count), dtype)
 
-    def unpack(self, words: Words, count: int, number: int) -> Ring:
-        """Return party `number`'s shares of `count` packed vectors, their last entries included."""
-        out = self.vectors(count)
-        slots = np.empty(count, np.uint8)
-        given = words, self.bits, self.per_word, int(number == 0)
-        kernels.vectors.unpack(*given, out, 0, count, slots)
-        return out
-
     def entries(self, those: Ring) -> NDArray[np.uint64]:
         """Return the entries of vectors, shape (W, count)."""
         shifts = np.arange(0, self.per_word * self.bits, self.bits, dtype=np.uint64)

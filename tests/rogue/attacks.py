@@ -43,6 +43,7 @@ from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.methods.zoom import Zoom
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import ConstantRange
+from tests.parties import vectors_of
 from tests.rogue.deviations import (
     ADDED,
     HELPER,
@@ -390,7 +391,7 @@ class _Player(Client):
         part = shape.parts[0]
         first, stop = part.words_of(0, part.kept)
         seeded, words = (
-            shape.entries(shape.unpack(half.words(0, first, stop), part.kept, number))
+            shape.entries(vectors_of(shape, half.words(0, first, stop), part.kept, number))
             for number, half in ((0, dealt.seeded), (1, dealt.words))
         )
         self.kept = np.asarray(ring.reduce(seeded + words, shape.bits)).argmax(axis=0)

@@ -107,13 +107,10 @@ def median(
     if selection != "opened" or clients == 1:
         return order.element(party, values, bits, rank, chosen_weights, batch)
     selected = order.holders(party, values, bits, rank, chosen_weights, batch)
-    holder = _holders(open_bits(party, selected, clients * dim), clients)
+    opened: PublicBits = open_bits(party, selected, clients * dim)
+    # the first, of several
+    holder = opened.reshape(clients, dim).argmax(axis=0)
     return RingShare(values[holder, np.arange(dim)])
-
-
-def _holders(chosen: PublicBits, clients: int) -> NDArray[np.intp]:
-    """Return the client that is chosen in each coordinate, or the first of several."""
-    return chosen.reshape(clients, -1).argmax(axis=0)
 
 
 def demand(dim: int, bits: int, selection: str, weights: Sequence[int]) -> Demand:
