@@ -262,9 +262,9 @@ def forecast(
         plans = predict_shards(params, weights, protocol, workers)
     else:
         plans = [predict(params, weights, protocol)]
-    total = joined([plan.costs[0] for plan in plans])
-    busiest = max(plans, key=lambda plan: (plan.costs[0].ots, plan.online_seconds))
-    cost = busiest.costs[0]
+    total = joined([plan.cost for plan in plans])
+    busiest = max(plans, key=lambda plan: (plan.cost.ots, plan.online_seconds))
+    cost = busiest.cost
     making = cost.ots * seconds_per_ot(params, weights, protocol)
     before, after = (AHEAD, AFTER) if form.audited else (1.0, 0.0)
     early = cost.preprocessing_bytes_sent + cost.preprocessing_bytes_received

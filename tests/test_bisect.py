@@ -256,12 +256,12 @@ def test_a_plan_has_all_that_is_said(clients: int, dim: int, lanes: int, buckets
 
     ends = run_both(run)
     audited = replace(round_.params, method=Bucketed(buckets=buckets, security="malicious"))
-    dealt = _check_of_dealings(round_.shape, clients)
+    dealt = _check_of_dealings(round_.shape, clients).as_checking()
     planned = predict(audited, [1] * clients, protocol)
     costs = [dealt.after(end.ran.after(end.checked).after(end.ahead)) for end in ends]
-    check_planned(planned.costs, costs)
+    check_planned([planned.cost] * 2, costs)
     for name in ("preprocessing_bytes_sent", "preprocessing_rounds", "checking_bytes_sent"):
-        assert {getattr(cost, name) for cost in costs} == {getattr(planned.costs[0], name)}
+        assert {getattr(cost, name) for cost in costs} == {getattr(planned.cost, name)}
 
 
 class Cut:

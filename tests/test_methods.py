@@ -332,7 +332,7 @@ def test_a_method_is_filled_ahead_and_planned(method: str) -> None:
     lanes = make_parties(1)
     ahead = run_both(lambda j: fill(lanes[j], params, protocol, 1 << 28))[0]
     predicted = predict(params, [1] * 3, protocol)
-    assert predicted.memory > 0 and (ahead.ots > 0) == (predicted.costs[0].ots > 0)
+    assert predicted.memory > 0 and (ahead.ots > 0) == (predicted.cost.ots > 0)
     around = Published(*(np.ones(300, np.float32),) * 2, policy=CoordinateRange())
     assert played(lanes, params, np.zeros((3, 300)), around, protocol).cost.ots == 0
 

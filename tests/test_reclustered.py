@@ -433,10 +433,10 @@ def test_four_reclusterings_cost_at_most_five_medians_of_as_many_clients_as_clus
     """N = 60, m = 3, R = 4 against one pairwise median of 20 clients, checks included."""
     protocol = ProtocolParams()
     pairwise = RoundParams.from_dict({"method": "pairwise", "dim": 2000, "max_clients": 20})
-    one = predict(pairwise, [1] * 20, protocol).costs[0]
+    one = predict(pairwise, [1] * 20, protocol).cost
     for median_by, most in ((PAIRWISE, 4.7), (FEWEST, 2.0)):
         method = Reclustered(clusters=3, reclusterings=4, median_by=median_by)
-        ours = predict(RoundParams(method, dim=2000, max_clients=60), [1] * 60, protocol).costs[0]
+        ours = predict(RoundParams(method, dim=2000, max_clients=60), [1] * 60, protocol).cost
         assert ours.ots <= most * one.ots and ours.bytes_sent <= most * one.bytes_sent
 
 

@@ -350,7 +350,7 @@ def test_masks_of_the_first_vote_are_those_of_a_round_of_one() -> None:
 def test_a_plan_has_the_costs_of_all_votes(slots: int, levels: int, ots: int, ahead: int) -> None:
     params = RoundParams(Zoom(slots=slots), dim=100_000, max_clients=8)
     planned = predict(params, [1] * 8, ProtocolParams())
-    cost = planned.costs[0]
+    cost = planned.cost
     assert params.form.votes == levels and ots <= cost.ots / params.dim < ots + 0.1
     assert 276 <= cost.bytes_sent / params.dim < 286
     assert ahead - 1 < params.form.bytes_ahead / params.dim < ahead + 1
@@ -370,10 +370,10 @@ def test_a_round_takes_the_ots_of_its_plan() -> None:
         one, _ = run_rounds(lanes, params, [each.vote(path) for each in ballots], protocol)
         path, ots = path.after(PublicValues(np.asarray(one.values))), ots + one.cost.ots
     assert (path.result == ranked(words, [4])).all()
-    assert ots == predict(params, [1] * 8, protocol).costs[0].ots
+    assert ots == predict(params, [1] * 8, protocol).cost.ots
     assert 96 <= ots / params.dim < 96.2
     radix = RoundParams(Radix(), dim=1 << 15, max_clients=8)
-    assert 608 <= predict(radix, [1] * 8, protocol).costs[0].ots / params.dim < 609
+    assert 608 <= predict(radix, [1] * 8, protocol).cost.ots / params.dim < 609
 
 
 # Refusals

@@ -71,8 +71,8 @@ class Plan:
     server keeps in files), the check of dealings, messages that wait to be sent, and Python itself.
     """
 
-    # of party 0 and of party 1: totals and the checks' part of them, without seconds
-    costs: tuple[Cost, Cost]
+    # of party 0, without seconds: totals and the checks' part; the other's bytes are the reverse
+    cost: Cost
     # seconds of one core on this machine, without making OTs: for the check of the uploads, except
     # that of dealings, and for the round; both are estimates
     checking_seconds: float
@@ -110,7 +110,7 @@ def _check_of_dealings(shape: Dealing, clients: int, shard: Shard | None = None)
     said = [] if shard else [*toss_messages()]
     if parts != range(0):
         said += messages(shape, clients, parts)
-    return _said(said).as_checking()
+    return _said(said)
 
 
 def disk_bytes(params: RoundParams, clients: int) -> int:
@@ -130,9 +130,10 @@ def _predict_bisection(params: RoundParams, clients: int, protocol: ProtocolPara
     for phase in ("bind", "toss", "compare"):
         cost = cost.after(costs[phase].as_checking())
     dealing = bisecting.dealing_of(params)
-    cost = sum([cost] * dealing.votes, Cost()).after(_check_of_dealings(dealing, clients))
+    checking = _check_of_dealings(dealing, clients).as_checking()
+    cost = sum([cost] * dealing.votes, Cost()).after(checking)
     memory += params.dim * params.form.most_results * 8
-    return Plan((cost, cost), 0.0, 0.0, memory)
+    return Plan(cost, 0.0, 0.0, memory)
 
 
 def _said(both: Iterable[Planned]) -> Cost:
@@ -186,26 +187,21 @@ class _Rehearsal:
         start = _Part((dry_party(0, protocol), dry_party(1, protocol)))
         lanes = [(start, NONE_MADE)] * protocol.lanes
         checking, checking_seconds = self._count(before, lanes)
-        checking = [cost.as_checking() for cost in checking]
         if dealt := params.form.dealing:
-            checking = [_check_of_dealings(dealt, clients, shard)] * 2
-        counted, online_seconds = [Cost()] * 2, 0.0
+            checking = _check_of_dealings(dealt, clients, shard)
+        cost, online_seconds = Cost(), 0.0
         for _ in range(params.form.votes):
             # the stock of the check stays, and that of the vote before
             vote, seconds = self._count(during, lanes)
-            counted = [each + more for each, more in zip(counted, vote, strict=True)]
-            online_seconds += seconds
-        one, other = (cost.after(check) for cost, check in zip(counted, checking, strict=True))
+            cost, online_seconds = cost + vote, online_seconds + seconds
         busy = max(len(chunks), sum(step.does == Does.CHECK for step in before))
         lane = self._peak + EXTENSION_BYTES + (2 * ferret.CODE.memory if protocol.silent else 0)
         memory = min(busy, protocol.lanes) * lane
         memory += (shard or params).dim * params.form.most_results * 8
-        return Plan((one, other), checking_seconds, online_seconds, memory)
+        return Plan(cost.after(checking.as_checking()), checking_seconds, online_seconds, memory)
 
-    def _count(
-        self, some: Sequence[Step], lanes: list[tuple[_Part, Made]]
-    ) -> tuple[list[Cost], float]:
-        """Return what steps cost each party, and the seconds.
+    def _count(self, some: Sequence[Step], lanes: list[tuple[_Part, Made]]) -> tuple[Cost, float]:
+        """Return what steps cost party 0, and the seconds.
 
         `lanes` have the last part of each lane, and the OTs made. They go on to the last step's.
         """
@@ -224,12 +220,8 @@ class _Rehearsal:
             said, after, made = self._replayed(part, apart, made)
             lanes[at], depths[at] = (part, made), tuple(base + depth for depth in after)
             counts, ots, seconds = counts + said, ots + part.ots, seconds + part.seconds
-        (one, sent), (other, answered) = counts.tolist()
-        rounds = max(map(max, depths))
-        return [
-            Cost(ots, one, other, sent, rounds),
-            Cost(ots, other, one, answered, rounds),
-        ], seconds
+        (sent, messages), (received, _) = counts.tolist()
+        return Cost(ots, sent, received, messages, max(map(max, depths))), seconds
 
     def _rehearsed(self, step: Step, begun: _Part) -> _Part:
         """Return what both parties do in a step from where a part has left them."""
