@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from securemedian.benchmarks import settings
+from securemedian.benchmarks import harness, settings
 from securemedian.benchmarks.kind import Found, Result, run, timed
 from securemedian.benchmarks.settings import Settings
 from securemedian.benchmarks.work import SWEPT, Point, demanded, round_params, run_before
@@ -100,7 +100,7 @@ def _measure(
         for method, given in methods
         for clients in counts
     ]
-    measured = settings.measure(points, chosen)
+    measured = harness.measure(points, chosen)
     results = [
         one | _more(round_params(point), chosen.repeat)
         for one, point in zip(measured, points, strict=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from securemedian.benchmarks import settings
+from securemedian.benchmarks import harness, settings
 from securemedian.benchmarks.kind import Found, Result, by_clients, run, timed
 from securemedian.benchmarks.points import growth
 from securemedian.benchmarks.settings import Settings
@@ -122,7 +122,7 @@ def _figure_3(options: argparse.Namespace, chosen: Settings) -> Found:
     points = _bucketed(clients, dim, ahead=False)
     points += [_median("pairwise", n, dim) for n in clients]
     points += [Point("median", "radix", None, n, dim, {"encoding": "float32"}) for n in clients]
-    results = settings.measure(points, chosen)
+    results = harness.measure(points, chosen)
     of = {method: [one for one in results if one["method"] == method] for method in LABELS}
     rows: list[dict[str, Any]] = [{"clients": str(n)} for n in clients]
     compared, panels = [], []
@@ -167,7 +167,7 @@ PARTS = {
 
 
 def _figure_12(options: argparse.Namespace, chosen: Settings) -> Found:
-    results = settings.measure(_bucketed(options.clients, options.dim, ahead=True), chosen)
+    results = harness.measure(_bucketed(options.clients, options.dim, ahead=True), chosen)
     first, last = results[0], results[-1]
     grown = float(last["mpc_seconds"] / first["mpc_seconds"] - 1)
     rows = [
@@ -234,7 +234,7 @@ def _table_1(options: argparse.Namespace, chosen: Settings) -> Found:
         swept = {"buckets": method.buckets, "schedule": method.schedule}
         point = _median("bucketed", clients, dim, ahead=True, **swept)
         verified = replace(point, verified=True)
-        pairs.append(tuple(settings.measure([verified, point], chosen)))
+        pairs.append(tuple(harness.measure([verified, point], chosen)))
     results = [one for pair in pairs for one in pair]
     with terminal.console().status("one client, and the medians in the clear"):
         phases = [_train(options.data, clients)] if options.data else []

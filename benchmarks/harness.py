@@ -13,10 +13,11 @@ from typing import Any
 
 import zmq
 
-from securemedian.benchmarks.work import Point, round_params
+from securemedian.benchmarks.settings import Settings
+from securemedian.benchmarks.work import Point, round_params, weight
+from securemedian.common import terminal
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.protocols.prg import SESSION_BYTES, os_entropy
-from securemedian.mpc.protocols.protocol import ProtocolParams
 
 START_LIMIT_S = 180.0
 # between two finished repetitions
@@ -31,35 +32,39 @@ class BenchmarkError(SecureMedianError):
     code = "benchmark"
 
 
-def run(
-    points: Sequence[Point],
-    repetitions: int,
-    protocol: ProtocolParams,
-    report: Callable[[int, Point], None],
-    link: str = "loopback",
-) -> list[Result]:
-    """Return one result per point, over a link that is written as `LinkShape.parse` reads it.
+def measure(points: Sequence[Point], chosen: Settings) -> list[Result]:
+    """Return one result per point, and show meanwhile how far they are.
 
-    `report(done, point)` is called after each repetition of a point. Raises ConfigError if a point
-    is not valid, and BenchmarkError if a process stops or falls silent.
+    Raises ConfigError if a point is not valid, and BenchmarkError if a process stops or falls
+    silent.
     """
-    for point in points:
-        if point.bench == "median":
-            # raises for parameters that are not valid, before any process starts
-            round_params(point)
+    # raises for parameters that are not valid, before any process starts
+    total = sum(map(weight, points)) * chosen.repeat
     messages: list[list[list[dict[str, Any]]]] = [[[], []] for _ in points]
-    with _Processes(
-        points=[asdict(point) for point in points],
-        repetitions=repetitions,
-        protocol=asdict(protocol),
-        link=link,
-        session=os_entropy(SESSION_BYTES).hex(),
-    ) as processes:
-        for done in range(1, 2 * len(points) * repetitions + 1):
-            party, message = processes.next_message(SILENCE_LIMIT_S)
-            messages[message["point"]][party].append(message)
-            report(done // 2, points[message["point"]])
-    return [_result(point, *both) for point, both in zip(points, messages, strict=True)]
+    columns = "TaskProgressColumn", "TimeRemainingColumn", "to go"
+    with terminal.bar("{task.description}", *columns) as progress:
+        task = progress.add_task("starting two processes", total=total)
+        with _Processes(
+            points=[asdict(point) for point in points],
+            repetitions=chosen.repeat,
+            protocol=asdict(chosen.protocol),
+            link=chosen.link,
+            session=os_entropy(SESSION_BYTES).hex(),
+        ) as processes:
+            for _ in range(2 * len(points) * chosen.repeat):
+                party, message = processes.next_message(SILENCE_LIMIT_S)
+                messages[message["point"]][party].append(message)
+                point = points[message["point"]]
+                progress.update(task, advance=weight(point) / 2, description=point.name)
+    conditions = {
+        "extension": chosen.extension,
+        "link": chosen.link,
+        "native": chosen.native,
+        "aes_bytes_per_second": chosen.yardstick.bytes_per_second,
+    }
+    return [
+        _result(point, *both) | conditions for point, both in zip(points, messages, strict=True)
+    ]
 
 
 def _result(point: Point, s0: list[dict[str, Any]], s1: list[dict[str, Any]]) -> Result:

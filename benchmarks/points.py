@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from securemedian.benchmarks import settings
+from securemedian.benchmarks import harness, settings
 from securemedian.benchmarks.by_clients import exponent
 from securemedian.benchmarks.kind import Found, Result, run
 from securemedian.benchmarks.settings import Settings, numbers
@@ -86,7 +86,7 @@ def _add_median_options(median: argparse.ArgumentParser) -> None:
 
 
 def _measure(options: argparse.Namespace, chosen: Settings) -> Found:
-    results = settings.measure(options.points(options), chosen)
+    results = harness.measure(options.points(options), chosen)
     note = _MEDIANS if results[0]["bench"] == "median" else _COUNTED
     title = f"{chosen.extension}, {chosen.link}"
     printed = [report.table(title, [_row(one) for one in results], note), str(chosen.yardstick)]
@@ -112,15 +112,11 @@ def _row(one: Result) -> dict[str, Any]:
         "MB": report.megabytes(one),
         "rounds": f"{one['rounds']:,}",
         **(
-            {name: one[f"client_bytes_{when}"] / 1e6 for name, when in _SENT.items()}
+            {"dealt": one["client_bytes_ahead"] / 1e6, "sent": one["client_bytes_after"] / 1e6}
             if median
             else {"k/s": one["per_second"] / 1e3, "B each": one["bytes_each"]}
         ),
     }
-
-
-# a client's bytes, by the column
-_SENT = {"dealt": "ahead", "sent": "after"}
 
 
 def growth(results: Sequence[Result]) -> list[str]:

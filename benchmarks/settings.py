@@ -1,14 +1,11 @@
-"""The options that all benchmarks share, and a run of points under them with a progress bar."""
+"""The options that all benchmarks share."""
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from securemedian.benchmarks.link import LinkShape
-from securemedian.benchmarks.work import Point, weight
-from securemedian.common import terminal
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
 
@@ -117,31 +114,6 @@ def add_counts(parser: argparse.ArgumentParser, *counts: tuple[str, int, str]) -
         parser.add_argument(
             flag, type=count, default=default, metavar="N", help=f"{what} (default: %(default)s)"
         )
-
-
-def measure(points: Sequence[Point], settings: Settings, what: str = "") -> list[dict[str, Any]]:
-    """Return one result per point (`benchmarks.harness`); `what` is shown with the progress bar."""
-    from securemedian.benchmarks import harness
-
-    columns = "TaskProgressColumn", "TimeRemainingColumn", "to go"
-    with terminal.bar("{task.description}", *columns) as progress:
-        task = progress.add_task(
-            f"{what} starting two processes".strip(),
-            total=sum(map(weight, points)) * settings.repeat,
-        )
-        results = harness.run(
-            points,
-            settings.repeat,
-            settings.protocol,
-            # called by both parties
-            lambda done, point: progress.update(
-                task, advance=weight(point) / 2, description=f"{what} {point.name}".strip()
-            ),
-            settings.link,
-        )
-    conditions = {"extension": settings.extension, "link": settings.link, "native": settings.native}
-    speed = settings.yardstick.bytes_per_second
-    return [result | conditions | {"aes_bytes_per_second": speed} for result in results]
 
 
 # Types of options, whose error messages argparse completes with the option's name

@@ -17,15 +17,8 @@ from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.options import options_of
 from securemedian.mpc.protocols import compare, ring, share
 from securemedian.mpc.protocols.audit import binding
-from securemedian.mpc.protocols.correlations.base import Demand
-from securemedian.mpc.protocols.correlations.pool import PORTION
+from securemedian.mpc.protocols.correlations.base import Demand, Ends, Half, Kind
 from securemedian.mpc.protocols.dealing import DealtUpload, nothing
-from securemedian.mpc.protocols.ot.extension import (
-    ALIGN,
-    BLOCK,
-    RandomOtReceiver,
-    RandomOtSender,
-)
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.prg import SEED_BYTES, Stream, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
@@ -140,9 +133,12 @@ def run_point(
     if point.bench == "median":
         return _median(round_params(point), point, parties, protocol, meet)
     meet()
-    meter = Meter(parties)
+    # OTs are those of one core
+    meter = Meter(parties[:1] if point.bench == "ot" else parties)
     if point.bench == "ot":
-        _both_ways(parties[0], point.count or 0)
+        # half of them in either direction
+        half = -(-(point.count or 0) // 2)
+        parties[0].pool.reserve(Demand({_Unkept(): (half, half)}))
     else:
         _comparisons(parties, point.count or 0, point.options["ring_bits"])
     return Repetition(meter.read())
@@ -315,33 +311,23 @@ def _words(layout: share.Layout, stream: Stream) -> share.WordsUpload:
     return share.WordsUpload(layout, packed)
 
 
-def _random_ots(ends: Sequence[RandomOtSender | RandomOtReceiver], count: int) -> None:
-    """Make `count` random OTs with each end, check them, and keep none of their keys."""
-    senders = [end for end in ends if isinstance(end, RandomOtSender)]
-    receivers = [end for end in ends if isinstance(end, RandomOtReceiver)]
-    for start in range(0, count, PORTION):
-        stop = min(start + PORTION, count)
-        for end in ends:
-            for first in range(start, stop, BLOCK):
-                end.extend(min(BLOCK, stop - first))
-            if isinstance(end, RandomOtReceiver):
-                end.seal()
-        for sender in senders:
-            sender.challenge()
-        for receiver in receivers:
-            receiver.weigh()
-    for receiver in receivers:
-        receiver.prove()
-    for sender in senders:
-        sender.verify()
+@dataclass(frozen=True)
+class _Unkept(Kind[None]):
+    """Random OTs, whose keys are not kept."""
 
+    ots = 1
+    memory = (1, 1)
 
-def _both_ways(party: Party, count: int) -> None:
-    """Make random OTs, half of them in either direction."""
-    sender, receiver = party.pool.ends.sender, party.pool.ends.receiver
-    receiver.prepare()
-    half = -(-count // (2 * ALIGN)) * ALIGN
-    _random_ots([sender, receiver] if sender.sender_speaks else [receiver, sender], half)
+    def send(self, ends: Ends, items: int) -> Half:
+        ends.sender.extend(items)
+        return (np.empty(items, np.bool_),)
+
+    def receive(self, ends: Ends, items: int) -> Half:
+        ends.receiver.extend(items)
+        return (np.empty(items, np.bool_),)
+
+    def hand_out(self, party_id: int, sent: Half, received: Half) -> None:
+        """Nobody takes any."""
 
 
 def _comparisons(parties: Sequence[Party], count: int, bits: int) -> None:

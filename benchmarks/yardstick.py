@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from statistics import median_low
-from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -41,28 +40,20 @@ class Yardstick:
 
 @cache
 def measured(native: bool) -> Yardstick:
-    """Return the yardstick of this run, by the processor's own instructions if these are taken."""
-    own = processor.use_native(native)
-    made_by = processor.described() if own else "OpenSSL"
-    speed = _native_rate() if own else _openssl_rate()
-    return Yardstick(report.machine()["cpu"], made_by, speed)
+    """Return the yardstick of this run, by the processor's own instructions if these are taken.
 
-
-def _rate(size: int, function: Callable[[], Any]) -> float:
-    """Return the bytes per second of processor time of a function that does `size` at a time."""
-    timer = timeit.Timer(function, timer=time.thread_time)
+    Its seconds are the processor's.
+    """
+    if processor.use_native(native):
+        blocks, zero = np.ones((SMALL // 16, 2), np.uint64), np.uint64(0)
+        given = blocks, zero, zero, aes.round_keys(bytes(16))[0], None, blocks, None
+        made_by, size = processor.described(), SMALL
+        encrypt: Callable[[], object] = partial(hashing.hash_blocks, *given)
+    else:
+        update = Cipher(algorithms.AES(bytes(16)), modes.CTR(bytes(16))).encryptor().update_into
+        made_by, size = "OpenSSL", BUFFER
+        encrypt = partial(update, bytes(BUFFER), bytearray(BUFFER + 15))
+    timer = timeit.Timer(encrypt, timer=time.thread_time)
     number, _ = timer.autorange()
-    return size * number / median_low(timer.repeat(REPEAT, number))
-
-
-def _native_rate() -> float:
-    """Return the bytes per second that are hashed by the processor's own instructions."""
-    blocks, zero = np.ones((SMALL // 16, 2), np.uint64), np.uint64(0)
-    given = blocks, zero, zero, aes.round_keys(bytes(16))[0], None, blocks, None
-    return _rate(SMALL, partial(hashing.hash_blocks, *given))
-
-
-def _openssl_rate() -> float:
-    """Return the bytes per second of OpenSSL's AES-128 in counter mode."""
-    update = Cipher(algorithms.AES(bytes(16)), modes.CTR(bytes(16))).encryptor().update_into
-    return _rate(BUFFER, partial(update, bytes(BUFFER), bytearray(BUFFER + 15)))
+    speed = size * number / median_low(timer.repeat(REPEAT, number))
+    return Yardstick(report.machine()["cpu"], made_by, speed)

@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from securemedian import cli
-from securemedian.benchmarks import by_clients, points, settings, yardstick
+from securemedian.benchmarks import by_clients, harness, points, yardstick
 from securemedian.benchmarks.link import BUFFER_BYTES, LOOPBACK, LinkShape, ShapedLink, Shaper
 from securemedian.benchmarks.work import Point, Repetition, round_params, run_point, weight
 from securemedian.laboratory import report
@@ -282,7 +282,7 @@ def asked_of(kind: str, monkeypatch: pytest.MonkeyPatch, *options: str) -> list[
         asked.extend(points)
         raise ConfigError("enough")
 
-    monkeypatch.setattr(settings, "measure", measure)
+    monkeypatch.setattr(harness, "measure", measure)
     assert cli.main(["bench", kind, *options]) == 2
     return asked
 
