@@ -156,7 +156,7 @@ def one_way(
     """Return what holds tags of these values (W-1, d), and keys of them; R; and Delta."""
     one, other = sessions(bits=mac_bits)
     here, there = local_pair(20)
-    prover, verifier = Prover(one, run, here, mac_bits), Verifier(other, run, there, mac_bits)
+    prover, verifier = Prover(one, run, here), Verifier(other, run, there)
     binder = Binder(prover, verifier, shape)
 
     def drawn(values: np.ndarray | None, *rows_and_dim: int) -> Bound:

@@ -28,7 +28,7 @@ from securemedian.mpc.protocols.audit import ands, binding
 from securemedian.mpc.protocols.audit.ands import AndMaker, Carry, bucket_size
 from securemedian.mpc.protocols.audit.binding import Binder, fold
 from securemedian.mpc.protocols.audit.bits import AuthenticatedBits
-from securemedian.mpc.protocols.audit.macs import Prover, Verifier, packed, unpacked
+from securemedian.mpc.protocols.audit.macs import TREE_BITS, Prover, Verifier, packed, unpacked
 from securemedian.mpc.protocols.audit.opening import Opener
 from securemedian.mpc.protocols.bisect import POOL, Lane, partners_of, pools_of
 from securemedian.mpc.protocols.boolean import unpack_bits
@@ -895,8 +895,10 @@ def small_lanes(monkeypatch: pytest.MonkeyPatch, partners: int, mac_bits: int) -
     lanes = []
     for session, channel in zip(sessions(), local_pair(20), strict=True):
         lane = Lane(session, 0, channel, shape)
-        lane.prover = Prover(session, 1, channel, mac_bits)
-        lane.verifier = Verifier(session, 1, channel, mac_bits)
+        few = slice(mac_bits // TREE_BITS)
+        its = session.receiver_leaves[few], session.sender_leaves[few]
+        short = replace(session, receiver_leaves=its[0], sender_leaves=its[1])
+        lane.prover, lane.verifier = Prover(short, 1, channel), Verifier(short, 1, channel)
         lane._delta = packed(lane.verifier.constant(np.ones(1, np.uint8)), lane._slot)[:, 0]
         lanes.append(lane)
     return lanes

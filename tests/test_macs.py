@@ -46,16 +46,13 @@ def sessions(native_aes: bool = True, bits: int = 128) -> tuple[Session, Session
 
 
 def ends(
-    pair: tuple[Session, Session] | None = None, lane: int = 0, mac_bits: int = MAC_BITS
+    pair: tuple[Session, Session] | None = None, lane: int = 0
 ) -> tuple[Prover, Verifier, np.ndarray]:
     """Return both ends, and Delta."""
     one, other = pair or sessions()
     here, there = local_pair(20)
-    prover, verifier = (
-        Prover(one, lane, here, mac_bits),
-        Verifier(other, lane, there, mac_bits),
-    )
-    return prover, verifier, other.delta[:mac_bits]
+    prover, verifier = Prover(one, lane, here), Verifier(other, lane, there)
+    return prover, verifier, other.delta[:MAC_BITS]
 
 
 def random_values(count: int, bits: int) -> np.ndarray:
@@ -221,10 +218,10 @@ def test_a_part_can_be_expanded_alone() -> None:
 
 def what_is_sent_hides_values() -> None:
     """Send the same values in two calls and two lanes; look at all together and beside them."""
-    pair, values = sessions(), random_values(1 << 14, 4)
+    pair, values = sessions(bits=4), random_values(1 << 14, 4)
     seen: dict[str, np.ndarray] = {}
     for lane in (0, 1):
-        prover, verifier, _ = ends(pair, lane, mac_bits=4)
+        prover, verifier, _ = ends(pair, lane)
         for call in range(2):
             prover.commit(values, 4)
             f = ring.unpack(verifier.receive(values.size, 4)[1], 4, values.size)
@@ -275,7 +272,7 @@ def test_a_wrong_value_passes_with_the_chance_to_guess_delta(wrong: int, passes:
     runs, hits = 2000, 0
     zeros = np.zeros(1, np.uint8)
     for lane in range(runs):
-        prover, verifier, _ = ends(sessions(bits=4), lane, mac_bits=4)
+        prover, verifier, _ = ends(sessions(bits=4), lane)
         (_, tags), keys = commit(prover, zeros, 4), accept(verifier, 1, 4)
         guess = RNG.integers(0, 2, (4, 1)).astype(np.uint8)
         # the verifier's comparison, if it is told `wrong`

@@ -486,15 +486,15 @@ def _drawn(shape: Dealing, sizes: Sequence[int], masks: bool) -> list[int]:
 
 def prepare_messages(shape: Dealing, sizes: Sequence[int], masks: bool) -> Iterator[Planned]:
     """Yield the messages of `Lane.prepare`, for chunks of so many coordinates."""
-    trees, bits, steps = macs.MAC_BITS // macs.TREE_BITS, shape.bits, shape.slot_bits
+    bits, steps = shape.bits, shape.slot_bits
     for size in sizes:
         width = padded(size)
         numbers, done = steps * width, 0
         partners = math.prod(partners_of(numbers))
         for m in range(bits, 0, -1):
-            yield from both_ways("mac.values", ring.packed_words(trees * numbers, m))
+            yield from both_ways("mac.values", ring.packed_words(macs.TREES * numbers, m))
             if m > 1:
-                yield from both_ways("mac.values", ring.packed_words(trees * partners, m))
+                yield from both_ways("mac.values", ring.packed_words(macs.TREES * partners, m))
                 yield from toss_messages()
                 yield from both_ways("bisect.claims", ring.packed_words(partners, 1) + DIGEST_WORDS)
         for rows in pools_of(bits, steps, width):
@@ -502,7 +502,7 @@ def prepare_messages(shape: Dealing, sizes: Sequence[int], masks: bool) -> Itera
             yield from ands.messages(rows * width, known * width)
             done += rows
     for count in _drawn(shape, sizes, masks):
-        yield from both_ways("mac.random", ring.packed_words((trees - 1) * count, bits))
+        yield from both_ways("mac.random", ring.packed_words((macs.TREES - 1) * count, bits))
 
 
 def bind_messages(shape: Dealing, sizes: Sequence[int], masks: bool) -> Iterator[Planned]:
@@ -530,17 +530,16 @@ def needs(shape: Dealing, sizes: Sequence[int]) -> tuple[int, int]:
     keys of a step's bits and their partners, and of a pool of ANDs all of it.
     """
     dim, bits, steps = sum(sizes), shape.bits, shape.slot_bits
-    trees, entries = macs.MAC_BITS // macs.TREE_BITS, shape.slots - 1
-    wide = ring.dtype(bits).itemsize
+    entries, wide = shape.slots - 1, ring.dtype(bits).itemsize
     # w of each AND, and x of all but the first of a step: a bit, its MAC, and a key
     halves = dim * steps * max(0, 2 * bits - 3)
     kept = halves * (1 + 2 * macs.MAC_BITS) // 8 + dim * steps * wide
-    kept += dim * steps * trees * bits * (bits + 1) // 2 // 8
+    kept += dim * steps * macs.TREES * bits * (bits + 1) // 2 // 8
     # not yet there when ANDs are made
-    drawn = dim * (entries * wide + (trees - 1) * entries * bits // 8)
+    drawn = dim * (entries * wide + (macs.TREES - 1) * entries * bits // 8)
     widths = [padded(size) for size in sizes]
     pools = [rows * width for width in widths for rows in pools_of(bits, steps, width)]
-    made = 8 * macs.words_of(macs.MAC_BITS, macs.slot_of(bits)) + trees * wide
+    made = 8 * macs.words_of(macs.MAC_BITS, macs.slot_of(bits)) + macs.TREES * wide
     tagged = max(
         (count + math.prod(partners_of(count)) for width in widths if (count := steps * width)),
         default=0,

@@ -46,6 +46,8 @@ from securemedian.mpc.protocols.prg import BLOCK_WORDS, SEED_BYTES, ZEROS, Strea
 MAC_BITS = 48
 # k, bits of Delta per tree
 TREE_BITS = 4
+# e/k, where a session has as many, which those of tests may not
+TREES = MAC_BITS // TREE_BITS
 # The streams of MACs have nonces from here on, and those of OTs below: lane numbers.
 NONCE = 1 << 32
 # The most bits of an element.
@@ -231,17 +233,15 @@ class _End:
 class Prover(_End):
     """The end that has the values, one lane of it, used by one thread.
 
-    `mac_bits` is e, a multiple of 4: fewer than MAC_BITS are for tests. Raises LocalProtocolError
-    for a lane that has had a prover of this session, because the same u would hide other values.
+    Raises LocalProtocolError for a lane that has had a prover of this session, because the same u
+    would hide other values.
     """
 
-    def __init__(
-        self, session: Session, lane: int, channel: Channel, mac_bits: int = MAC_BITS
-    ) -> None:
+    def __init__(self, session: Session, lane: int, channel: Channel) -> None:
         if NONCE + lane in session.lanes or not 0 <= lane < 1 << 16:
             raise LocalProtocolError(f"lane {lane} has had a prover, or is not in 0..65535")
         session.lanes.add(NONCE + lane)
-        super().__init__(session, lane, channel, session.receiver_leaves[: mac_bits // TREE_BITS])
+        super().__init__(session, lane, channel, session.receiver_leaves[:TREES])
 
     def commit(self, values: Ring, bits: int, slot: int | None = None) -> tuple[int, Words]:
         """Send f of values (n,), and return their position and their tags (K, n).
@@ -273,15 +273,13 @@ class Prover(_End):
 class Verifier(_End):
     """The end that has Delta, of the other party's prover."""
 
-    def __init__(
-        self, session: Session, lane: int, channel: Channel, mac_bits: int = MAC_BITS
-    ) -> None:
+    def __init__(self, session: Session, lane: int, channel: Channel) -> None:
         moved = [
             [tree[y ^ tree.index(b"")] for y in range(len(tree))]
-            for tree in session.sender_leaves[: mac_bits // TREE_BITS]
+            for tree in session.sender_leaves[:TREES]
         ]
         super().__init__(session, lane, channel, moved)
-        self._masks = np.uint16(0) - session.delta[:mac_bits].astype(np.uint16)
+        self._masks = np.uint16(0) - session.delta[: self.mac_bits].astype(np.uint16)
 
     def receive(self, count: int, bits: int, label: str = "mac.values") -> tuple[int, Words]:
         """Return the position and f, packed, of what the prover commits to: `expand` takes both.
