@@ -50,13 +50,16 @@ class Party:
 
         Party 0 is the sender in the first half. The border is at a whole word of bits.
         """
-        first, second = slice(0, _border(count)), slice(_border(count), count)
+        border, _ = half_counts(count)
+        first, second = slice(0, border), slice(border, count)
         return (first, second) if self.number == 0 else (second, first)
 
     def word_halves(self, words: int) -> tuple[slice, slice]:
         """Return `halves` of a batch that is packed in so many words."""
-        sending, receiving = self.halves(64 * words)
-        return _in_words(sending), _in_words(receiving)
+        sending, receiving = (
+            slice(half.start // 64, half.stop // 64) for half in self.halves(64 * words)
+        )
+        return sending, receiving
 
     def roles(self, count: int) -> tuple[int, int]:
         """Return how many of `count` items this party sends, and how many it receives."""
@@ -64,17 +67,10 @@ class Party:
         return (zero, one) if self.number == 0 else (one, zero)
 
 
-def _in_words(half: slice) -> slice:
-    return slice(half.start // 64, half.stop // 64)
-
-
-def _border(count: int) -> int:
-    return min(count, (count + 127) // 128 * 64)
-
-
 def half_counts(count: int) -> tuple[int, int]:
     """Return how many items of a batch party 0 sends, and how many party 1."""
-    return _border(count), count - _border(count)
+    border = min(count, (count + 127) // 128 * 64)
+    return border, count - border
 
 
 @dataclass(eq=False, repr=False)
