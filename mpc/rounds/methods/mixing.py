@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from securemedian.mpc.arrays import PublicBits, Ring, RingShare, UnpackedXorBits, XorBits
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.options import check_whole, option
-from securemedian.mpc.protocols import ring
+from securemedian.mpc.protocols import order, ring
 from securemedian.mpc.protocols.boolean import (
     multiplex_rows,
     multiplex_rows_demand,
@@ -220,7 +220,10 @@ class Neighbours(Tolerating):
 
 @dataclass(frozen=True, kw_only=True)
 class Mixing(Neighbours, SizedFixedPoint):
-    """A method on values in fixed point, or on sums of each update's nearest ones."""
+    """A method that compares all pairs of values in fixed point, or of sums of neighbours."""
+
+    splits = True
+    checks_values = True
 
     fraction_bits: int = option(
         -1,
@@ -246,6 +249,9 @@ class Mixing(Neighbours, SizedFixedPoint):
         if self.neighbours:
             return self.encode_difference(vector, published)
         return super().encode(vector, max_clients, published)
+
+    def at_once(self, clients: int) -> int:
+        return order.pairs(clients) + self.rows_at_once(clients)
 
     def inputs_in_the_clear(self, clear: Clear) -> NDArray[np.int64]:
         """Return what `inputs` shares, (n, d), by plain arithmetic."""

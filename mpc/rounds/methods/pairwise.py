@@ -33,8 +33,6 @@ class Pairwise(Weighted, Mixing):
     name = "pairwise"
     summary = "exact, quadratic in the clients"
     kind = "exact"
-    splits = True
-    checks_values = True
 
     selection: str = option(
         "hidden",
@@ -64,9 +62,6 @@ class Pairwise(Weighted, Mixing):
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
         choosing = demand(dim, self.value_bits, self.selection, weights)
         return choosing + self.mixing_demand(len(weights))
-
-    def at_once(self, clients: int) -> int:
-        return order.pairs(clients) + self.rows_at_once(clients)
 
     @property
     def opened(self) -> str:

@@ -42,8 +42,6 @@ class TrimmedMean(Grouped, Mixing):
     summary = "the mean without extremes, quadratic in the clients"
     kind = "mean"
     opened = "the value of each trimmed mean"
-    splits = True
-    checks_values = True
 
     trim: float = option(
         NOT_GIVEN,
@@ -87,9 +85,6 @@ class TrimmedMean(Grouped, Mixing):
         bits, ends = self.value_bits, self.dropped(len(weights))
         trimming = demand(dim, len(weights), bits, ends)
         return trimming + self.mixing_demand(len(weights))
-
-    def at_once(self, clients: int) -> int:
-        return order.pairs(clients) + self.rows_at_once(clients)
 
     def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
         means = self.numbers(values) / (total - 2 * self.dropped(total))
