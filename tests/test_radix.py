@@ -98,7 +98,7 @@ def test_every_rank_of_random_words(clients: int) -> None:
     for rank in range(1, clients + 1):
         bits = ring.count_bits(clients, rank)
         one, other = run_both(
-            lambda j: radix.select(party[j], shares[j], width, bits, [rank])  # noqa: B023
+            lambda j: radix.select(party[j], shares[j], width, bits, [rank], [1] * clients)  # noqa: B023
         )
         assert (one == reference.rank_element(words, rank)).all() and (one == other).all()
 
@@ -110,7 +110,8 @@ def test_every_width(width: int) -> None:
     rng = np.random.default_rng(width)
     words = random_words(rng, 5, width)
     shares = xor_shares(words, rng)
-    one, other = run_both(lambda j: radix.select(party[j], shares[j], width, ring.count_bits(5)))
+    bits, equal = ring.count_bits(5), [1] * 5
+    one, other = run_both(lambda j: radix.select(party[j], shares[j], width, bits, [3], equal))
     assert (one == reference.lower_median(words)).all() and (one == other).all()
 
 
@@ -120,7 +121,7 @@ def test_every_count_ring(bits: int) -> None:
     rng = np.random.default_rng(bits)
     words = random_words(rng, 6, 6)
     shares = xor_shares(words, rng)
-    one, _ = run_both(lambda j: radix.select(party[j], shares[j], 6, bits))
+    one, _ = run_both(lambda j: radix.select(party[j], shares[j], 6, bits, [3], [1] * 6))
     assert (one == reference.lower_median(words)).all()
 
 
@@ -269,11 +270,11 @@ def test_weighted_lower_median_of_all_methods(clients: int) -> None:
             [rng.integers(-100, 100, (clients, 40)), rng.integers(-1, 2, (clients, 40))], axis=1
         )
         want = reference.weighted_median(values, weights)
-        bits = ring.count_bits(total)
+        bits, rank = ring.count_bits(total), ring.median_rank(total)
 
         words = ring.reduce(values + 128, 8)
         shares = xor_shares(words, rng)
-        got, _ = run_both(lambda j: radix.select(party[j], shares[j], 8, bits, None, weights))  # noqa: B023
+        got, _ = run_both(lambda j: radix.select(party[j], shares[j], 8, bits, [rank], weights))  # noqa: B023
         assert (got.astype(int) - 128 == want).all()
 
         halves = additive(ring.reduce(values, 32), 32, rng)

@@ -104,7 +104,7 @@ def wrong(party: Party, x: RingShare, words: XorWords) -> None:
     boolean.multiplex(party, x, x, 16)  # error
     open_bits(party, x, x.size)  # error
     open_bits(party, words, words.size)  # error
-    radix.select(party, x, 16, 8)  # error
+    radix.select(party, x, 16, 8, [1], [1])  # error
 """,
     "a_plain_array_for_a_share": """
 def wrong(party: Party, x: RingShare, y: RingShare, b: XorBits) -> None:

@@ -378,53 +378,37 @@ def select(
     shares: XorWords,
     width: int,
     bits: int,
-    ranks: Sequence[int] | None = None,
-    weights: Sequence[int] | None = None,
+    ranks: Sequence[int],
+    weights: Sequence[int],
 ) -> PublicValues:
     """Return the element of each rank in each coordinate, opened: shape (ranks, d).
 
     `shares` are of words of `width` bits (1..64), shape (n, d). `bits` are those of the count ring.
-    Each rank is 1..total weight; by default there is one, ceil(total / 2). `weights` are whole
-    numbers >= 1, one per client, by default 1.
+    Each rank is 1..total weight. `weights` are whole numbers >= 1, one per client.
     """
     clients, dim = shares.shape
-    weights = [1] * clients if weights is None else weights
-    ranks = [ring.median_rank(sum(weights))] if ranks is None else ranks
     # whole words of bits per client; the columns beyond `dim` are nobody's and never opened
     words = words_of(dim)
     planes = np.empty((width, clients * words), np.uint64)
     kernels.split(np.pad(shares, ((0, 0), (0, 64 * words - dim))).reshape(-1), planes)
     zeros = invert(party, XorBits(planes))
-    found: list[PublicValues] = []
+    results: list[PublicValues] = []
     for together in _groups(ranks, bits):
-        found += _select_together(party, zeros, dim, bits, together, weights)
-    return stacked(found)
+        selection = Selection(party, zeros, words, bits, together, weights)
+        found = _unknown(width, len(together), words)
+        opened = _nothing_opened(len(together), words)
+        for bit in reversed(range(width)):
+            signs = compare.msb_of_planes(party, selection.reached(bit, opened))
+            opened = open_rows(party, XorBits(signs.reshape(-1, words)), dim)
+            found[bit] = opened
+        results += _elements(found, dim)
+    return stacked(results)
 
 
 def _groups(ranks: Sequence[int], bits: int) -> list[Sequence[int]]:
     """Return groups of ranks whose keys, one of `bits` bits for each, fit into 64 bits."""
     most = 64 // bits
     return [ranks[first : first + most] for first in range(0, len(ranks), most)]
-
-
-def _select_together(
-    party: Party,
-    zeros: XorBits,
-    dim: int,
-    bits: int,
-    ranks: Sequence[int],
-    weights: Sequence[int],
-) -> list[PublicValues]:
-    """Return the elements of ranks that share their OTs, from `zeros` as `Selection` takes them."""
-    words = words_of(dim)
-    selection = Selection(party, zeros, words, bits, ranks, weights)
-    found = _unknown(len(zeros), len(ranks), words)
-    opened = _nothing_opened(len(ranks), words)
-    for bit in reversed(range(len(zeros))):
-        signs = compare.msb_of_planes(party, selection.reached(bit, opened))
-        opened = open_rows(party, XorBits(signs.reshape(-1, words)), dim)
-        found[bit] = opened
-    return _elements(found, dim)
 
 
 def _unknown(width: int, ranks: int, words: int) -> PublicWords:
