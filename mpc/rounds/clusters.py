@@ -6,11 +6,9 @@ c, n) are zeros and ones. A party with the sums can compute every linear combina
 the unit vector e_i is one, the sums reveal client i's update.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import factorial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,17 +44,6 @@ def divisions(clients: int, clusters: int) -> int:
     smaller = clusters - larger
     ordered = factorial(clients) // (factorial(small) ** clusters * (small + 1) ** larger)
     return ordered // (factorial(larger) * factorial(smaller))
-
-
-def sums_over(rows: NDArray[Any], partitions: Sequence[Members]) -> NDArray[Any]:
-    """Return the sums of rows (n, d) over the clusters, shape (c, R, d), modulo their dtype."""
-    return np.stack(
-        [
-            [rows[those].sum(axis=0, dtype=rows.dtype) for those in members]
-            for members in partitions
-        ],
-        axis=1,
-    )
 
 
 @dataclass(frozen=True)

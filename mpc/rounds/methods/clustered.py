@@ -26,7 +26,7 @@ from securemedian.mpc.arrays import Ring, RingShare
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.options import check_number, check_whole, option
 from securemedian.mpc.protocols.party import Party
-from securemedian.mpc.rounds.clusters import Members, divisions, draw, sums_over
+from securemedian.mpc.rounds.clusters import Members, divisions, draw
 from securemedian.mpc.rounds.methods.base import Form, Published, Weighted
 from securemedian.mpc.rounds.methods.fixed import FixedPoint
 
@@ -117,7 +117,11 @@ class Clustered(Weighted, FixedPoint):
 
     def sums(self, rows: NDArray[Any], coin: bytes) -> NDArray[Any]:
         """Return the sums (c, R, d) of rows (n, d) over all clusters, modulo their dtype."""
-        return sums_over(rows, self.members(coin, len(rows)))
+        drawn = self.members(coin, len(rows))
+        sums = [
+            [rows[those].sum(axis=0, dtype=rows.dtype) for those in members] for members in drawn
+        ]
+        return np.stack(sums, axis=1)
 
     def members(self, coin: bytes, clients: int) -> list[Members]:
         """Return who is in each cluster: per reclustering and cluster, the clients' places."""
