@@ -328,7 +328,8 @@ def _client(clients: int, dim: int, repeat: int, methods: Sequence[Bucketed]) ->
         dealings = [deal(shape)]
         dealing = timed(lambda: dealings.append(deal(shape)), repeat)  # noqa: B023
         rotating = timed(lambda: dealings.pop().rotations(index), repeat)  # noqa: B023
-        ahead, after = (SEED_BYTES + shape.bytes_ahead) / 1e6, 2 * shape.bytes_after / 1e6
+        ahead = (SEED_BYTES + shape.bytes_ahead) / 1e6
+        after = 16 * shape.rotations_layout.words / 1e6
         setting = f"b={method.buckets} {method.schedule}"
         phases += [
             Phase("deal, before it has trained", "client", dealing, ahead, "", setting),

@@ -751,7 +751,7 @@ def test_the_shape_of_a_round() -> None:
     assert shape == Dealing(1_663_370, 16, 4, 40)
     assert params.form.layout == shape.rotations_layout
     assert [part.partners for part in shape.parts] == [2, 2]
-    assert shape.bytes_after == 831_696
+    assert 8 * shape.rotations_layout.words == 831_696
     # (W-1) l B bits per coordinate and guard, and padding to a block in each of four sections
     exact = (3 * 1_663_370 + 2 * 64) * 60 / 8
     assert exact <= shape.bytes_ahead <= exact + 4 * 16

@@ -225,11 +225,6 @@ class Dealing:
         """Return the bytes of the half that is words, which one server gets ahead."""
         return 8 * self.layout.words
 
-    @property
-    def bytes_after(self) -> int:
-        """Return the bytes of a vote's rotations, which each server gets after training."""
-        return 8 * self.rotations_layout.words
-
     def vectors(self, count: int) -> Ring:
         """Return an array for `count` vectors, as `kernels.vectors` has them: shape (K, count)."""
         dtype = np.uint32 if self.per_word * self.bits <= 32 else np.uint64
