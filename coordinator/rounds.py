@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
+from securemedian.clients.connection import pauses
 from securemedian.common.status import RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.mpc.errors import (
@@ -37,10 +38,6 @@ def nothing(*_: Any) -> None:
     """Do nothing."""
 
 
-def _never(status: RoundStatus) -> bool:
-    return False
-
-
 def _unasked(number: int) -> dict[str, Any]:
     raise NotImplementedError("these hooks ask for no rounds: open them with Rounds.open")
 
@@ -61,7 +58,7 @@ class Hooks:
     # gets each status of a round that has not ended
     show: Callable[[RoundStatus], object] = nothing
     # returns whether an open round is to be closed before its deadline
-    ready: Callable[[RoundStatus], bool] = _never
+    ready: Callable[[RoundStatus], bool | None] = nothing
     # gets the last status of a published round, and the seconds that it took
     keep: Callable[[RoundStatus, float], object] = nothing
     # gets the same of a failed round, and which attempt that was; returns whether to try again
@@ -84,27 +81,22 @@ class Patience:
     longest_s: float = 60.0
 
 
-class Note(Protocol):
-    """The note of the round under way: the request that asked for it, and its id, or ""."""
+class Note:
+    """The note of the round under way. It ends with the process."""
 
-    @property
-    def request(self) -> str: ...
-    @property
-    def round_id(self) -> str: ...
-    def begin(self, request: str, round_id: str = "") -> None: ...
-    def withdraw(self) -> None: ...
+    _noted = "", ""
 
-
-class Unwritten:
-    """A note that ends with the process."""
-
-    request = round_id = ""
+    def under_way(self) -> tuple[str, str]:
+        """Return the request that asked for the round, and its id once it is known, or "" each."""
+        return self._noted
 
     def begin(self, request: str, round_id: str = "") -> None:
-        self.request, self.round_id = request, round_id
+        """Note that a round is under way."""
+        self._noted = request, round_id
 
     def withdraw(self) -> None:
-        self.begin("")
+        """Note that no round is under way."""
+        self._noted = "", ""
 
 
 class Rounds:
@@ -121,7 +113,7 @@ class Rounds:
     ) -> None:
         """Take what differs; `poll_s` is the time between two looks (default: configuration)."""
         self._coordinator, self._hooks = coordinator, hooks or Hooks()
-        self._patience, self._note = patience or Patience(), note or Unwritten()
+        self._patience, self._note = patience or Patience(), note or Note()
         self._poll_s = coordinator.config.poll_interval_s if poll_s is None else poll_s
         self._sleep = sleep
 
@@ -135,7 +127,7 @@ class Rounds:
     def _failed(self, number: int, attempt: int) -> bool:
         """Run a round once, and return whether to try again."""
         begun = time.monotonic()
-        round_id = self._note.round_id or self._open_for(number)
+        round_id = self._note.under_way()[1] or self._open_for(number)
         status = self.end(round_id)
         seconds = time.monotonic() - begun
         if status.state == "published":
@@ -168,7 +160,7 @@ class Rounds:
         """
 
         def ask() -> str:
-            request = self._note.request or os.urandom(16).hex()
+            request = self._note.under_way()[0] or os.urandom(16).hex()
             self._note.begin(request)
             try:
                 round_id = self._coordinator.open_round(params, model, request=request, **options)
@@ -215,8 +207,8 @@ class Rounds:
         Raises that error after the limit of the patience.
         """
         patience, report = self._patience, self._hooks.report
-        deadline, wait_s, said = time.monotonic() + patience.limit_s, patience.first_s, ""
-        while True:
+        deadline, said = time.monotonic() + patience.limit_s, ""
+        for wait_s in pauses(patience.first_s, patience.longest_s):
             self._hooks.alive()
             try:
                 found = act()
@@ -231,7 +223,6 @@ class Rounds:
                     report(f"{error}: trying again")
                 said = str(error)
                 self._sleep(wait_s)
-                wait_s = min(2 * wait_s, patience.longest_s)
         if said:
             report("going on")
         return found

@@ -23,7 +23,7 @@ from securemedian.common.durable import lock_folder, replace_file
 from securemedian.common.status import DEFAULT_COHORT, RoundStatus, check_cohort
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.coordinator.round_plan import RoundPlan
-from securemedian.coordinator.rounds import Hooks, Patience, Rounds
+from securemedian.coordinator.rounds import Hooks, Note, Patience, Rounds
 from securemedian.mpc.errors import ConfigError, RoundFailed
 
 # the file of finished attempts at rounds in a run's folder
@@ -93,7 +93,7 @@ def attempts(folder: Path) -> list[dict[str, Any]]:
         ) from error
 
 
-class RunLog:
+class RunLog(Note):
     """The log of a run on disk, and the note of its round. One process uses it at a time."""
 
     def __init__(self, folder: Path) -> None:
@@ -108,7 +108,6 @@ class RunLog:
             ) from error
         self.folder = folder
         self._open = folder / "open.json"
-        self._lines = folder / LINES
 
     def close(self) -> None:
         self._lock.close()
@@ -118,46 +117,32 @@ class RunLog:
         """The finished attempts at rounds (`attempts`)."""
         return attempts(self.folder)
 
-    @property
-    def request(self) -> str:
-        """The request with which the round under way was asked for, or ""."""
-        return self._under_way["request"]
-
-    @property
-    def round_id(self) -> str:
-        """The id of the round under way once it is known, or ""."""
-        return self._under_way["round"]
-
-    @property
-    def _under_way(self) -> dict[str, str]:
-        nothing = {"request": "", "round": ""}
+    def under_way(self) -> tuple[str, str]:
         if not self._open.exists():
-            return nothing
+            return "", ""
         try:
             found = json.loads(self._open.read_text("utf-8"))
-            kept = {name: str(found[name]) for name in nothing}
+            request, round_id = str(found["request"]), str(found["round"])
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(
                 f"a damaged file: {self._open}; remove it, and abort the round that is open"
             ) from error
         # an end that was cut short between its two steps
-        ended = any(line["round"] == kept["round"] for line in self.rounds)
-        return nothing if ended else kept
+        ended = any(line["round"] == round_id for line in self.rounds)
+        return ("", "") if ended else (request, round_id)
 
     def begin(self, request: str, round_id: str = "") -> None:
-        """Note that a round is under way."""
         found = json.dumps({"request": request, "round": round_id})
         replace_file(self._open, [found.encode()])
 
     def withdraw(self) -> None:
-        """Note that no round is under way."""
         self._open.unlink(missing_ok=True)
 
     def end(self, line: Mapping[str, Any]) -> None:
         """Append what became of the round under way."""
         whole = "".join(f"{json.dumps(each)}\n" for each in [*self.rounds, line])
-        replace_file(self._lines, [whole.encode()])
-        self._open.unlink(missing_ok=True)
+        replace_file(self.folder / LINES, [whole.encode()])
+        self.withdraw()
 
 
 class UnattendedRun:

@@ -269,7 +269,7 @@ def test_a_round_that_has_ended_is_not_kept_twice(folder: Path) -> None:
     ran(folder, Fake("published", "published", "published"))
     log = RunLog(folder / "out")
     log.begin("ef" * 16, lines(folder)[-1]["round"])
-    assert (log.request, log.round_id) == ("", "")
+    assert log.under_way() == ("", "")
     log.close()
 
 

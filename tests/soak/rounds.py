@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from securemedian.common.receipts import for_those_left
 from securemedian.common.status import DEFAULT_COHORT, RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
-from securemedian.coordinator.rounds import Hooks, Patience, Rounds, Unwritten
+from securemedian.coordinator.rounds import Hooks, Note, Patience, Rounds
 from securemedian.laboratory import plaintext
 from securemedian.laboratory.servers import SERVERS
 from securemedian.mpc.errors import PeerUnavailable, SecureMedianError, UnknownRound
@@ -99,7 +99,7 @@ class CohortRounds:
         # whether there is a round; read by other threads
         self.live = False
         self._awaited, self._deadline = "", math.inf
-        self._note = Unwritten()
+        self._note = Note()
         hooks = Hooks(
             self._ask,
             self._opened,
@@ -136,7 +136,7 @@ class CohortRounds:
             self._rounds.run(1)
         except (Stuck, UnknownRound) as error:
             state = "stuck" if isinstance(error, Stuck) else "forgotten"
-            self._give_up(self._note.round_id, state, str(error))
+            self._give_up(self._note.under_way()[1], state, str(error))
             self._note.withdraw()
         self.live = False
         processes = self._service.processes
