@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from securemedian.clients.voter import Voter
 
 _say = Teller(on_stdout=True)
-# the Clients of this process that are open, by process and state folder
+# the latest Client by process and state folder
 _open_here: WeakValueDictionary[tuple[int, Path], "Client"] = WeakValueDictionary()
 
 
@@ -117,8 +117,6 @@ class Client(Member):
         """Connect as `config` says, with a `public` set for rounds that exchange predictions."""
         super().__init__(config, **options)
         self.public = public
-        # this process and the state folder, if there is one
-        self._here = 0, Path()
         self._spent = Spent(config.spent_file)
         try:
             self._journal = self._own_journal(config.state_folder)
@@ -144,17 +142,20 @@ class Client(Member):
         if folder is None:
             return Journal(None)
         here = os.getpid(), folder.resolve()
-        if here in _open_here:
-            # one that nobody can close any more
+
+        def taken() -> bool:
+            return here in _open_here and not _open_here[here]._closed
+
+        if taken():
+            # by one that nobody can close any more
             gc.collect()
-        if here in _open_here:
+        if taken():
             raise ConfigError(
                 "another Client of this process has the state folder, perhaps one of a "
                 f"notebook's cell that ran before: {folder}; close() that one, or use `with`"
             )
         made = Journal(folder, spent=self._spent)
         _open_here[here] = self
-        self._here = here
         return made
 
     def _tend(self) -> None:
@@ -209,7 +210,7 @@ class Client(Member):
         if current.submitted:
             self._submitted = self._seen
         elif not current.dealing_lost:
-            self._sender.begin(current)
+            self._sender.dealer_for(current)
         return current
 
     def check_round(self, round_id: str = "", timeout_s: float | None = None) -> None:
@@ -240,8 +241,6 @@ class Client(Member):
         """End background work, and close all connections. Nothing can be asked for after it."""
         self._sender.close()
         super().close()
-        if self._here in _open_here and _open_here[self._here] is self:
-            del _open_here[self._here]
 
     def submit(
         self,
@@ -528,7 +527,7 @@ class Client(Member):
         if policy.needs_statuses:
             statuses = [self.status(round_id, timeout_s, party) for party in (0, 1)]
         # a round that is voted in is among those made
-        made = self._journal.made_within_a_day - (round_id in self._journal.upheld)
+        made = len(self._journal.made_within_a_day) - (round_id in self._journal.upheld)
         about = self.config.name, statuses, self.config.weight, self.keys.public.decode()
         try:
             if params.form.votes > 1 and not self.config.state_dir:

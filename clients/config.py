@@ -88,7 +88,7 @@ class ClientConfig:
                     "one"
                 )
 
-        if self.policy.counts and not self.state_dir:
+        if self.policy.RATE in self.policy.at_most and not self.state_dir:
             raise ConfigError(
                 "[policy] limits something that a client without a state_dir forgets when it "
                 f"ends: {self.policy.RATE}; set state_dir"

@@ -230,8 +230,10 @@ class _Kept:
 
     def message(self) -> wire.Message:
         """Return what the file of the round is to have."""
+        fields: dict[str, Any]
+        arrays: dict[str, NDArray[Any]] = {}
         if made := self.made:
-            one, other = made.halves
+            kind, (one, other) = "upload", made.halves
             fields = {
                 "params": made.params,
                 "start": made.start,
@@ -240,17 +242,14 @@ class _Kept:
                 "chosen": made.group,
                 "group": made.told,
             }
-            return self._with_upheld("upload", fields, {"s0": one.share, "s1": other.share})
-        if sent := self.sent:
+            arrays = {"s0": one.share, "s1": other.share}
+        elif sent := self.sent:
+            kind = "sent"
             fields = {"start": sent.start, "chosen": sent.group, "order": sent.order}
-            return self._with_upheld("sent", fields, {})
-        assert self.draw
-        fields = {"params": self.draw.params, "index": self.draw.index}
-        return wire.Message("dealing", fields, {"secret": _bytes(self.draw.secret)})
-
-    def _with_upheld(
-        self, kind: str, fields: dict[str, Any], arrays: dict[str, NDArray[Any]]
-    ) -> wire.Message:
+        else:
+            assert self.draw
+            fields = {"params": self.draw.params, "index": self.draw.index}
+            return wire.Message("dealing", fields, {"secret": _bytes(self.draw.secret)})
         if upheld := self.upheld:
             fields |= {
                 "shape": asdict(upheld.shape),
@@ -292,9 +291,6 @@ class Journal:
         if folder is None:
             return
         try:
-            self._lock = _lock(folder)
-            for unfinished in folder.glob("*.new"):
-                unfinished.unlink()
             self._load(folder)
         except OSError as error:
             self.close()
@@ -307,6 +303,20 @@ class Journal:
             raise
 
     def _load(self, folder: Path) -> None:
+        """Make the folder, lock it for this process, and read it.
+
+        Raises ConfigError if others may look into it.
+        """
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if others_may(folder, 0o077):
+            raise ConfigError(
+                "others may look into the state folder, which holds updates until both servers "
+                f"have them: {folder}; run chmod 700 {folder}"
+            )
+        refusal = f"another process runs on the state folder {folder}: one process per key"
+        self._lock = lock_folder(folder, refusal)
+        for unfinished in folder.glob("*.new"):
+            unfinished.unlink()
         for path in sorted(folder.glob(f"*{_SUFFIX}")):
             round_id = path.name.removesuffix(_SUFFIX)
             lost = "If that round is still open, this client is left out of it"
@@ -325,8 +335,7 @@ class Journal:
     @property
     def rounds(self) -> list[str]:
         """Return the ids of the rounds with a dealing or upload that servers may lack."""
-        dealt = [round_id for round_id, kept in self._rounds.items() if kept.draw]
-        return dealt + [round_id for round_id, kept in self._rounds.items() if kept.made]
+        return [round_id for round_id, kept in self._rounds.items() if kept.draw or kept.made]
 
     @property
     def sent(self) -> list[Sent]:
@@ -340,12 +349,16 @@ class Journal:
         return {name: kept.upheld for name, kept in self._rounds.items() if kept.upheld}
 
     @property
-    def made_within_a_day(self) -> int:
-        """Return for how many rounds an upload was made within the last day.
+    def made_within_a_day(self) -> list[float]:
+        """Return when the uploads of the last day were made, in seconds of the epoch.
 
         Raises ConfigError if what a clock that was ahead has noted cannot be corrected.
         """
-        return len(self._of_a_day())
+        now = self._wall()
+        if any(made > now for made in self._made):
+            # The clock was ahead then. These count as made now, for a day and not for years.
+            self._keep_days([min(made, now) for made in self._made])
+        return [made for made in self._made if made > now - DAY_S]
 
     def submission(self, round_id: str) -> Submission | None:
         """Return the upload for this round, if it was made and is not with both servers yet."""
@@ -384,7 +397,7 @@ class Journal:
         if kept.made is None:
             if upheld and upheld.ballot:
                 self._spent.claim(submission.update, f"{round_id}/{held}")
-            self._keep_days([*self._of_a_day(), self._wall()])
+            self._keep_days([*self.made_within_a_day, self._wall()])
             kept.made = submission
         elif kept.made is not submission:
             raise LocalProtocolError(f"there is another upload for round {round_id}")
@@ -461,13 +474,6 @@ class Journal:
             self._replace(self._folder / _OWN, own)
         self.own = own
 
-    def _of_a_day(self) -> list[float]:
-        now = self._wall()
-        if any(made > now for made in self._made):
-            # The clock was ahead then. These count as made now, for a day and not for years.
-            self._keep_days([min(made, now) for made in self._made])
-        return [made for made in self._made if made > now - DAY_S]
-
     def _keep_days(self, made: list[float]) -> None:
         if self._folder:
             days = wire.Message(_DAYS, {}, {"made": np.array(made)})
@@ -538,16 +544,3 @@ def _read(path: Path, take: Callable[[wire.Message], T], lost: str) -> T:
         return take(wire.unpack(parts))
     except (FrameError, LookupError, ValueError, TypeError) as error:
         raise ConfigError(f"damaged journal: {path}; remove it. {lost}") from error
-
-
-def _lock(folder: Path) -> Lock:
-    """Make the folder, and lock it for this process. Raises ConfigError if others may read it."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if others_may(folder, 0o077):
-        raise ConfigError(
-            "others may look into the state folder, which holds updates until both servers "
-            f"have them: {folder}; run chmod 700 {folder}"
-        )
-    return lock_folder(
-        folder, f"another process runs on the state folder {folder}: one process per key"
-    )

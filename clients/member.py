@@ -258,8 +258,8 @@ class Member:
         record = self._checked(round_id, answers, params).record
         start = self.run_before(round_id, record.start, limit.left_s)
         party = next((party for party in answers if answers[party].arrays), 0)
-        opened = outcomes.opened_of(answers[party], party, record, params)
-        total = outcomes.total_of(record, params)
+        total = sum(params.method.weights_of(record.included))
+        opened = outcomes.opened_of(answers[party], party, record, params, total)
         computed = for_those_left(params, record.reasons)
         after, published = finish(start, computed, opened, total, record.groups)
         with_result = params.published_groups(opened, record.groups)

@@ -197,17 +197,16 @@ def _check_left_out(record: Record, client: str) -> None:
 
 
 def opened_of(
-    answer: wire.Message, party: int, record: Record, params: RoundParams
+    answer: wire.Message, party: int, record: Record, params: RoundParams, total: int
 ) -> PublicValues:
-    """Return the opened values, which both servers vouch for. Raises ReceiptInvalid if not."""
+    """Return the opened values, which both servers vouch for, of clients with this `total` weight.
+
+    Raises ReceiptInvalid if they are others.
+    """
     words = answer.arrays.get("opened", np.empty(0, np.uint64))
     if words.dtype != np.uint64 or words.ndim != 1 or digest_of(words) != record.opened:
         raise ReceiptInvalid(
             f"S{party} sent other values than both servers vouch for: the result of round "
             f"{record.round}; do not use it, and ask its operator"
         )
-    return params.unpack_opened(words, total_of(record, params))
-
-
-def total_of(record: Record, params: RoundParams) -> int:
-    return sum(params.method.weights_of(record.included))
+    return params.unpack_opened(words, total)

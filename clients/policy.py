@@ -49,11 +49,6 @@ class ClientPolicy(Policy):
         return self.security == Security.BOUNDED
 
     @property
-    def counts(self) -> bool:
-        """Return whether it limits how many rounds there are."""
-        return self.RATE in self.at_most
-
-    @property
     def needs_statuses(self) -> bool:
         """Return whether it depends on what both servers say of a round beside its parameters."""
         named = self.with_clients or self.without_clients

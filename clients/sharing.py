@@ -131,10 +131,6 @@ class Sender:
             for server in self.servers:
                 server.reached = True
 
-    def begin(self, current: Round) -> None:
-        """Deal for a round in the background, where clients deal."""
-        self._dealer_for(current)
-
     def make(
         self,
         vector: NDArray[Any],
@@ -145,9 +141,21 @@ class Sender:
     ) -> Submission:
         """Return the upload of a flat update and its encoded `values`, once both have its dealing.
 
-        Raises the error with which they refuse the dealing, which is then forgotten.
+        If clients deal, the values are the indices of buckets, shape (1, d), and both servers get
+        the same. Raises the error with which they refuse the dealing, which is then forgotten.
         """
-        halves = self._halves(values, current, progress)
+        dealer = self.dealer_for(current)
+        if dealer is None:
+            self.check_servers(current)
+            halves = upload.split(values, current)
+        else:
+            try:
+                half = ShareHalf("rotations", dealer.join(progress).rotations(values[0]))
+            except REFUSED:
+                self._journal.forget(current.round_id)
+                self._stop_dealing()
+                raise
+            halves = half, half
         upheld, params = None, current.params
         audited, ballot = params.form.audited, _ballot(vector, current)
         if (audited or ballot) and (shape := params.form.dealing):
@@ -165,7 +173,7 @@ class Sender:
             upheld,
         )
         try:
-            self._journal.keep(submission, self._dealer.held if self._dealer else "")
+            self._journal.keep(submission, dealer.held if dealer else "")
         finally:
             # of an update that may not be sent it was for nothing
             self._stop_dealing()
@@ -244,23 +252,11 @@ class Sender:
         check_s1(self.servers[1].ask("round", patience_s=self._patience_s, stop=stop), current)
         return self._limits
 
-    def _halves(
-        self, values: NDArray[Any], current: Round, progress: Progress
-    ) -> tuple[ShareHalf, ShareHalf]:
-        """Return the halves of encoded values for S0 and S1, once both have the dealing."""
-        dealer = self._dealer_for(current)
-        if dealer is None:
-            self.check_servers(current)
-            return upload.split(values, current)
-        try:
-            return upload.rotate(dealer.join(progress), values)
-        except REFUSED:
-            self._journal.forget(current.round_id)
-            self._stop_dealing()
-            raise
+    def dealer_for(self, current: Round) -> "Dealer | None":
+        """Return the dealer for a round, where clients deal. It works in the background.
 
-    def _dealer_for(self, current: Round) -> "Dealer | None":
-        """Return the dealer for a round, begun at the first call or after it got no answers."""
+        It begins at the first call, and again after it got no answers.
+        """
         dealer = self._dealer
         if dealer and dealer.round_id == current.round_id and not dealer.unanswered:
             return dealer

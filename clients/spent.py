@@ -50,13 +50,13 @@ class Spent:
 
         Raises UpdateSpent if another round has it, and ConfigError if this cannot be written.
         """
-        if self.round_of(update) in ("", claimant):
-            # one that is there may not be on the disk
-            self._claimed(f"claim {claimant} {update.hex()}")
-        if (claimed := self.round_of(update)) != claimant:
+        # a line that is there already may not be on the disk; that of another round counts first
+        claimed = self._claimed(f"claim {claimant} {update.hex()}").get(update.hex(), "")
+        if claimed != claimant:
+            round_id, other = (each.partition("/")[0] for each in (claimant, claimed))
             raise UpdateSpent(
-                f"an update for round {_id(claimant)} that was voted on in another round: "
-                f"{_id(claimed)}; train again, because a second vote on it would tell more"
+                f"an update for round {round_id} that was voted on in another round: {other}; "
+                "train again, because a second vote on it would tell more"
             )
 
     def free(self, update: bytes, claimant: str) -> None:
@@ -90,7 +90,3 @@ class Spent:
             elif found.get(update) == round_id:
                 del found[update]
         return found
-
-
-def _id(claimant: str) -> str:
-    return claimant.partition("/")[0]

@@ -13,7 +13,6 @@ from securemedian.common.model_form import ModelForm
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import ConfigError, InputError, PeerProtocolError, quoted
 from securemedian.mpc.protocols import ring, share
-from securemedian.mpc.protocols.dealing import OwnDealing
 from securemedian.mpc.protocols.share import SeedUpload, WordsUpload
 from securemedian.mpc.rounds import encode
 from securemedian.mpc.rounds.methods.base import Published
@@ -252,12 +251,6 @@ def halves(seeded: SeedUpload, words: WordsUpload, current: Round) -> tuple[Shar
 def by_server(seeded: T, words: T, index: int) -> tuple[T, T]:
     """Return what S0 and S1 have of the half that is a seed and the one that is words."""
     return (seeded, words) if index % 2 == 0 else (words, seeded)
-
-
-def rotate(dealt: OwnDealing, values: NDArray[Any]) -> tuple[ShareHalf, ShareHalf]:
-    """Return the upload, the same for both servers, of the indices of buckets, shape (1, d)."""
-    half = ShareHalf("rotations", dealt.rotations(values[0]))
-    return half, half
 
 
 def combine(

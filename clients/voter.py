@@ -109,9 +109,7 @@ class Voter:
 
         In a round of several votes each holds its answer for a while, until it asks something.
         """
-        upheld = self._journal.upheld.get(round_id)
-        if not upheld:
-            return False
+        upheld = self._journal.upheld[round_id]
         self._send(round_id, upheld)
         one, vote = self._told(round_id, upheld, 0), upheld.vote
         if one.fields["state"] in ("published", "failed"):
@@ -166,13 +164,9 @@ class Voter:
         if not upheld.masks[0] or other["binding"] != binding or one["level"] != upheld.vote:
             # one of them has gone on
             return False
-        for name, what in (
-            ("level", "S0 and S1 name different levels"),
-            ("coin", "S0 and S1 name different coins"),
-            ("set", "S0 and S1 name different sets of clients"),
-        ):
+        for name, what in (("level", "levels"), ("coin", "coins"), ("set", "sets of clients")):
             if other[name] != one[name]:
-                raise _contradiction(round_id, what)
+                raise _contradiction(round_id, f"S0 and S1 name different {what}")
         self._journal.note_fold(round_id, binding, coin + one["set"] + before)
         if not upheld.ballot:
             self._member.report(f"round {round_id}: answering for the upload")

@@ -213,7 +213,7 @@ MUTATIONS = {
     # the updates that a client has voted on
     "voter is_claimed_before": Change(_JOURNAL, "if upheld and upheld.ballot:", "if False:"),
     "voter for_good_in_all": Change(
-        "clients/spent.py", "(claimed := self.round_of(update)) != claimant", "not claimant"
+        "clients/spent.py", "if claimed != claimant:", "if not claimant:"
     ),
     "voter freed_by_its_round": Change(
         "clients/spent.py", "elif found.get(update) == round_id", "else"

@@ -403,11 +403,12 @@ def test_an_answer_must_have_the_form_of_its_round(
 def test_values_must_be_those_of_the_record() -> None:
     words = np.arange(DIM, dtype=np.uint64)
     record = replace(RECORD, opened=digest_of(words))
-    opened = outcomes.opened_of(answer_of(signed(record), opened=words), 0, record, PARAMS)
+    given, total = answer_of(signed(record), opened=words), len(record.included)
+    opened = outcomes.opened_of(given, 0, record, PARAMS, total)
     assert opened.tolist() == [words.tolist()]
     for wrong in (words + 1, words[1:], words.astype(np.int64), words[None], words[:0]):
         with pytest.raises(ReceiptInvalid, match="S1 sent other values"):
-            outcomes.opened_of(answer_of(signed(record), opened=wrong), 1, record, PARAMS)
+            outcomes.opened_of(answer_of(signed(record), opened=wrong), 1, record, PARAMS, total)
 
 
 # Over real servers, of which S0 lies

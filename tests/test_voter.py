@@ -559,21 +559,22 @@ def test_of_two_processes_that_claim_an_update_at_once_one_does(
 ) -> None:
     path, update = tmp_path / "a-state.spent", digest("u", 1)
     one, other = Spent(path), Spent(path)
-    looked: list[bytes] = []
+    opened, open_file = [0], os.open
 
-    def round_of(spent: Spent, update: bytes) -> str:
-        looked.append(update)
-        if len(looked) == 1:
-            # the other one writes once this one has looked
+    def open_(*given: Any) -> int:
+        opened[0] += 1
+        if opened[0] == 1:
+            # the other one writes after this one has begun, and before it does
             other.claim(update, OTHER_ROUND)
-            return ""
-        return found(spent, update)
+        return open_file(*given)
 
-    found = Spent.round_of
-    monkeypatch.setattr(Spent, "round_of", round_of)
+    monkeypatch.setattr("securemedian.clients.spent.os.open", open_)
     with pytest.raises(UpdateSpent, match=OTHER_ROUND):
         one.claim(update, "9-a")
-    assert len(looked) == 4
+    assert opened[0] > 1 and one.round_of(update) == OTHER_ROUND
+    # the claim that came second counts for nothing, also once the first one is free
+    one.free(update, OTHER_ROUND)
+    assert one.round_of(update) == ""
 
 
 def test_a_line_that_a_crash_has_cut_spoils_no_other(tmp_path: Path) -> None:
@@ -697,7 +698,7 @@ def admitting(declined: list[str], **policy: Any) -> Any:
         keys=OWN,
         status=lambda *_: told,
         decline=declined.append,
-        _journal=SimpleNamespace(made_within_a_day=1, upheld={ROUND: None}),
+        _journal=SimpleNamespace(made_within_a_day=[1.0], upheld={ROUND: None}),
         _released=lambda *_: False,
     )
 
