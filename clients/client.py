@@ -127,7 +127,7 @@ class Client(Member):
         # looks after rounds with an upload, once there is one
         self._voter: Voter | None = None
         self._lookup = Lookup(self, self._journal)
-        self._sender = Sender(self._journal, self, lambda *given: self.deal(*given))
+        self._sender = Sender(self._journal, self)
         # the id of the round last waited for: the next round has another id
         self._seen = ""
         # the round last waited for, until servers have an update for it or refuse it
@@ -164,9 +164,7 @@ class Client(Member):
             # the protocol of audits takes a while to import
             from securemedian.clients.voter import Voter
 
-            self._voter = self._voter or Voter(
-                self._journal, self, self._check_policy, self.decline
-            )
+            self._voter = self._voter or Voter(self._journal, self)
             self._voter.tend()
 
     def wait_for_round(self, timeout_s: float | None = None) -> Round:
@@ -496,7 +494,7 @@ class Client(Member):
         """
         if self._journal.submission(round_id) or self._journal.confirmed(round_id):
             return
-        self._check_policy(round_id, params, timeout_s)
+        self.check_policy(round_id, params, timeout_s)
         exchange = params.exchange
         if isinstance(exchange, Predictions):
             if self.public is None:
@@ -521,7 +519,7 @@ class Client(Member):
                 if over and claimed == f"{round_id}/{of}":
                     self._spent.free(update, claimed)
 
-    def _check_policy(self, round_id: str, params: RoundParams, timeout_s: float | None) -> None:
+    def check_policy(self, round_id: str, params: RoundParams, timeout_s: float | None) -> None:
         """Raise PolicyRefused, and tell both servers, if this client's policy refuses a round."""
         policy, statuses = self.config.policy, []
         if policy.needs_statuses:
@@ -709,4 +707,4 @@ class Client(Member):
             return self._open
         if not round_id:
             return self.wait_for_round()
-        return self._lookup.named(round_id)
+        return self._lookup.round_of(self._lookup.open_round(round_id), trained=True)

@@ -74,14 +74,10 @@ class Lookup:
             known = found["round"] == seen and not self._journal.submission(seen)
             if found["state"] != "open" or known:
                 return None
-            return self._round(found, 0.0)
+            return self.round_of(found, 0.0)
         # there has been no round yet, or it has ended between the two requests
         except (UnknownRound, RoundClosed):
             return None
-
-    def named(self, round_id: str) -> Round:
-        """Return the round with this id. Raises RoundClosed if it is not open."""
-        return self._round(self.open_round(round_id), trained=True)
 
     def open_round(self, round_id: str = "", timeout_s: float | None = None) -> dict[str, Any]:
         """Return what S0 says about an open round, by default the latest. Raises RoundClosed."""
@@ -98,7 +94,7 @@ class Lookup:
             )
         return found
 
-    def _round(
+    def round_of(
         self, found: dict[str, Any], timeout_s: float | None = None, trained: bool = False
     ) -> Round:
         """Return the round that S0 says; who has `trained` gets no model unless it is needed."""

@@ -7,7 +7,7 @@ has its half already is left out. A request without an answer is repeated with t
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from securemedian.clients import upload
 from securemedian.clients.connection import Connection, Limit, pauses
 from securemedian.clients.journal import Ballot, Journal, Submission, Upheld, fingerprint
-from securemedian.clients.member import Member
 from securemedian.clients.upload import Round, ShareHalf
 from securemedian.common.terminal import Progress, unseen
 from securemedian.common.versions import agree
@@ -33,10 +32,13 @@ from securemedian.mpc.errors import (
     ServerUnreachable,
     UnknownRound,
 )
-from securemedian.mpc.protocols.dealing import Dealing, OwnDealing
-from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, os_entropy
+from securemedian.mpc.protocols.dealing import OwnDealing
+from securemedian.mpc.protocols.prg import SEED_BYTES, os_entropy
 from securemedian.mpc.protocols.wire import Message
 from securemedian.mpc.rounds.params import RoundParams
+
+if TYPE_CHECKING:
+    from securemedian.clients.client import Client
 
 # answers with which a server takes nothing more of a client for a round
 REFUSED = (BadUpload, DuplicateUpload, NotAllowed, RoundClosed, RoundFailed, UnknownRound)
@@ -111,17 +113,12 @@ class _Way:
 
 
 class Sender:
-    """Makes uploads of dealings by `deal`, sends them, and keeps them in `journal`, its own."""
+    """Makes uploads of a client's dealings, sends them, and keeps them in its `journal`."""
 
-    def __init__(
-        self,
-        journal: Journal,
-        member: Member,
-        deal: Callable[[Dealing, Round, Entropy], OwnDealing],
-    ) -> None:
-        self._journal, self._deal = journal, deal
-        self.servers, self.config = member.servers, member.config
-        self._patience_s = member.config.retry_limit_s
+    def __init__(self, journal: Journal, client: "Client") -> None:
+        self._journal, self._client = journal, client
+        self.servers, self.config = client.servers, client.config
+        self._patience_s = client.config.retry_limit_s
         # the dealing for a round, until its upload is made
         self._dealer: Dealer | None = None
         # the longest messages of S0 and S1, once both have said which party they are
@@ -268,7 +265,7 @@ class Sender:
             self._dealer = Dealer(
                 replace(current, index=draw.index),
                 self,
-                lambda current: self._deal(shape, current, draw.entropy()),
+                lambda current: self._client.deal(shape, current, draw.entropy()),
                 resumed,
             )
         return self._dealer

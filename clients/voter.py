@@ -20,16 +20,15 @@ of the round and the set of clients that it knows, of the next level, and of all
 told. Before its second vote it applies its policy to that set. It keeps a vote before it sends it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from securemedian.clients import outcomes
 from securemedian.clients.journal import Ballot, Journal, Upheld
-from securemedian.clients.member import Member
 from securemedian.clients.upload import by_server
 from securemedian.common import keys, status
 from securemedian.common.receipts import Receipt, Record, differences
@@ -52,7 +51,9 @@ from securemedian.mpc.protocols.audit.binding import fold, vote_masks
 from securemedian.mpc.protocols.dealing import DealtUpload, OwnDealing
 from securemedian.mpc.protocols.prg import SEED_BYTES, SESSION_BYTES
 from securemedian.mpc.protocols.share import Upload, WordsUpload
-from securemedian.mpc.rounds.params import RoundParams
+
+if TYPE_CHECKING:
+    from securemedian.clients.client import Client
 
 # of a binding, its coin and the digest of its clients
 _LENGTHS = [SESSION_BYTES, SEED_BYTES, 32]
@@ -61,21 +62,10 @@ _WRONG = (PeerProtocolError, ReceiptInvalid, TooFewClients, BadUpload, Duplicate
 
 
 class Voter:
-    """Folds and votes in the rounds of `journal`, whenever somebody waits.
+    """Folds and votes in the rounds of a client's `journal`, whenever somebody waits."""
 
-    `admit` declines and raises PolicyRefused unless this client votes on in a round, given its
-    parameters and a limit in seconds. `decline` tells both servers that it takes no part in it any
-    more, with a code of `status.DECLINED`.
-    """
-
-    def __init__(
-        self,
-        journal: Journal,
-        member: Member,
-        admit: Callable[[str, RoundParams, float], None],
-        decline: Callable[[str, str], None],
-    ) -> None:
-        self._journal, self._member, self._admit, self._decline = journal, member, admit, decline
+    def __init__(self, journal: Journal, client: "Client") -> None:
+        self._journal, self._client = journal, client
         # of each server the latest vote that it has: its round and number
         self._sent = [("", 0), ("", 0)]
         # of the round that was looked after last
@@ -97,11 +87,11 @@ class Voter:
                 self._let_go(round_id)
             except RoundClosed as error:
                 # another binding may come
-                self._member.report(f"round {round_id}: {error}")
+                self._client.report(f"round {round_id}: {error}")
             except PolicyRefused as error:
-                self._member.report(f"round {round_id} ends, and has no result: {error}")
+                self._client.report(f"round {round_id} ends, and has no result: {error}")
             except _WRONG:
-                self._decline(round_id, status.SERVERS)
+                self._client.decline(round_id, status.SERVERS)
                 raise
 
     def _turn(self, round_id: str) -> bool:
@@ -129,9 +119,9 @@ class Voter:
 
     def _told(self, round_id: str, upheld: Upheld, party: int) -> wire.Message:
         """Return what a server asks of this client, and the digits that it does not know yet."""
-        values = party == self._member.source
+        values = party == self._client.source
         fields = {"round": round_id, "after": upheld.vote, "values": values}
-        told = self._member.ask("bound", fields, timeout_s=0.0, party=party)
+        told = self._client.ask("bound", fields, timeout_s=0.0, party=party)
         match told.fields:
             case {
                 "state": str(),
@@ -169,7 +159,7 @@ class Voter:
                 raise _contradiction(round_id, f"S0 and S1 name different {what}")
         self._journal.note_fold(round_id, binding, coin + one["set"] + before)
         if not upheld.ballot:
-            self._member.report(f"round {round_id}: answering for the upload")
+            self._client.report(f"round {round_id}: answering for the upload")
         held, fields = self._held(round_id, upheld), {"round": round_id, "binding": binding}
         for party, said in ((1, other), (0, one)):
             if not said["folded"]:
@@ -177,7 +167,7 @@ class Voter:
                 of = 1 - party
                 masks = vote_masks(upheld.masks[of], upheld.vote, before)
                 arrays = {"fold": fold(of, held[of], binding, coin, masks)}
-                self._member.ask("folded", fields, arrays, timeout_s=0.0, party=party)
+                self._client.ask("folded", fields, arrays, timeout_s=0.0, party=party)
         return not (one["folded"] or other["folded"])
 
     def _held(self, round_id: str, upheld: Upheld) -> list[DealtUpload]:
@@ -202,7 +192,7 @@ class Voter:
         self._dealt = {}
         self._journal.vote(round_id, dealt.rotations(after.path.slots(after.words), vote), after)
         self._dealt = {round_id: dealt}
-        self._member.report(f"round {round_id}: level {vote + 1} of {upheld.shape.votes}")
+        self._client.report(f"round {round_id}: level {vote + 1} of {upheld.shape.votes}")
 
     def _send(self, round_id: str, upheld: Upheld) -> None:
         """Send the present vote to each server that may lack it; `Sender` sends the first one."""
@@ -221,7 +211,7 @@ class Voter:
                 # a server that has gone on has it, and one that has not yet is asked again
                 with suppress(RoundClosed):
                     arrays = {"share": upheld.rotations}
-                    self._member.ask("upload", fields, arrays, timeout_s=0.0, party=party)
+                    self._client.ask("upload", fields, arrays, timeout_s=0.0, party=party)
                     self._sent[party] = vote
 
     def _after(self, round_id: str, ballot: Ballot, said: Sequence[wire.Message]) -> Ballot:
@@ -229,13 +219,13 @@ class Voter:
 
         Raises what is wrong with their records, and PolicyRefused.
         """
-        member, party = self._member, self._member.source
+        client, party = self._client, self._client.source
         # each server's own signature fits one record alone
         encoded, signatures = said[0].fields["record"], [told.fields["signature"] for told in said]
         receipt = Receipt(encoded, dict(zip(keys.SERVERS, signatures, strict=True)))
-        receipt.check((member.config.s0.signing_key, member.config.s1.signing_key), vote=True)
-        record, own, params = receipt.record, member.keys.public.decode(), ballot.path.params
-        outcomes.check_record(record, member.config.cohort, round_id, params, ballot.start, own)
+        receipt.check((client.config.s0.signing_key, client.config.s1.signing_key), vote=True)
+        record, own, params = receipt.record, client.keys.public.decode(), ballot.path.params
+        outcomes.check_record(record, client.config.cohort, round_id, params, ballot.start, own)
         if own not in record.included:
             raise _contradiction(round_id, "S0 and S1 ask a client that they have left out")
         before = Record.decode(ballot.record) if ballot.record else record
@@ -245,7 +235,7 @@ class Voter:
         if path.digest != record.opened:
             raise _contradiction(round_id, f"S{party} tells other digits than both vouch for")
         if not ballot.record:
-            self._admit(round_id, params, 0.0)
+            client.check_policy(round_id, params, 0.0)
         return replace(ballot, path=path, record=encoded)
 
     def _let_go(self, round_id: str) -> None:

@@ -578,6 +578,9 @@ class TwoServers:
     def report(self, text: str) -> None:
         """Print nothing."""
 
+    def decline(self, *given: Any) -> None:
+        self.declined.append(given)
+
 
 SET = digest("set", "a", "b", "c")
 OTHERS = {"coin": BINDING, "set": digest("set", "a", "c")}
@@ -592,8 +595,8 @@ def both() -> TwoServers:
 def voter(both: TwoServers) -> Voter:
     journal = Journal(None)
     journal.keep(submission())
-    member: Any = both
-    return Voter(journal, member, lambda *_: None, lambda *_: both.declined.append(_))
+    client: Any = both
+    return Voter(journal, client)
 
 
 def test_a_client_folds_once_for_what_both_servers_name(voter: Voter, both: TwoServers) -> None:

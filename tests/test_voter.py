@@ -81,6 +81,7 @@ class TwoServers:
         signs = [SimpleNamespace(signing_key=key.public) for key in SIGNING]
         self.config = SimpleNamespace(cohort="default", s0=signs[0], s1=signs[1])
         self.keys, self.source = OWN, 0
+        self.check_policy: Callable[[str, RoundParams, float], None] = lambda *_: None
         self.open()
 
     def report(self, text: str) -> None:
@@ -175,8 +176,8 @@ def made(journal: Journal, params: RoundParams = PARAMS, confirmed: bool = True)
 
 
 def voter_of(journal: Journal, both: TwoServers) -> Voter:
-    member: Any = both
-    return Voter(journal, member, lambda *_: None, both.decline)
+    client: Any = both
+    return Voter(journal, client)
 
 
 @pytest.fixture
@@ -406,8 +407,8 @@ def test_who_refuses_the_set_declines_and_sends_nothing(journal: Journal, both: 
         both.decline(round_id, POLICY)
         raise PolicyRefused("a round without hospital-b")
 
-    member: Any = both
-    Voter(journal, member, refuse, both.decline).tend()
+    both.check_policy = refuse
+    voter_of(journal, both).tend()
     assert both.declined == ["policy"] and not both.votes
     assert both.said == [f"round {ROUND} ends, and has no result: a round without hospital-b"]
 
@@ -707,17 +708,17 @@ def test_a_client_votes_on_if_it_is_content_with_the_set() -> None:
     declined: list[str] = []
     strict = admitting(declined, with_clients=["b"], without_clients=["d"])
     strict.config.policy.at_most["rounds_per_day"] = 1
-    Client._check_policy(strict, ROUND, PARAMS, 0.0)
+    Client.check_policy(strict, ROUND, PARAMS, 0.0)
     assert not declined
     refused = {"without d": {"with_clients": ["d"]}, "with c": {"without_clients": ["c"]}}
     for why, policy in refused.items():
         with pytest.raises(PolicyRefused, match=f"a round {why}"):
-            Client._check_policy(admitting(declined, **policy), ROUND, PARAMS, 0.0)
+            Client.check_policy(admitting(declined, **policy), ROUND, PARAMS, 0.0)
     released = admitting(declined)
     released._released = lambda *_: True
     with pytest.raises(PolicyRefused, match="release True"):
-        Client._check_policy(released, ROUND, PARAMS, 0.0)
+        Client.check_policy(released, ROUND, PARAMS, 0.0)
     # another round of the same day
     with pytest.raises(PolicyRefused, match="rounds_per_day"):
-        Client._check_policy(strict, OTHER_ROUND, PARAMS, 0.0)
+        Client.check_policy(strict, OTHER_ROUND, PARAMS, 0.0)
     assert declined == [ROUND] * 3 + [OTHER_ROUND]
