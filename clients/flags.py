@@ -9,10 +9,9 @@ from typing import Any, get_args, get_origin
 from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.options import Option, options_of
 from securemedian.mpc.rounds.methods.registry import DEFAULT_METHOD, METHODS
-from securemedian.mpc.rounds.optimiser import OPTIMISERS, Optimiser, optimiser_from
+from securemedian.mpc.rounds.optimiser import OPTIMISERS
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.ranges.base import RangePolicy
-from securemedian.mpc.rounds.ranges.registry import DEFAULT_POLICY, POLICIES, policy_from
+from securemedian.mpc.rounds.ranges.registry import DEFAULT_POLICY, POLICIES
 
 # the longest list of choices that fits before the text of a flag
 MAX_CHOICES = 50
@@ -210,12 +209,6 @@ def range_table(options: argparse.Namespace) -> dict[str, Any]:
     return _table("--range", options.range, "policy", POLICIES)
 
 
-def range_policy(options: argparse.Namespace) -> RangePolicy | None:
-    """Return the range policy that --range names; None if it is not given."""
-    given = range_table(options)
-    return policy_from(given) if given else None
-
-
 def add_optimiser(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--optimiser",
@@ -228,12 +221,6 @@ def add_optimiser(parser: argparse._ActionsContainer) -> None:
 def optimiser_table(options: argparse.Namespace) -> dict[str, Any]:
     """Return what --optimiser says, by the keys of [optimiser] in RUN.toml; {} if not given."""
     return _table("--optimiser", options.optimiser, "optimiser", OPTIMISERS)
-
-
-def optimiser(options: argparse.Namespace) -> Optimiser | None:
-    """Return the optimiser that --optimiser names; None if it is not given."""
-    given = optimiser_table(options)
-    return optimiser_from(given) if given else None
 
 
 def _spelt(registry: Mapping[str, type]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securemedian.clients import files
-from securemedian.clients.flags import add_methods, add_range, range_policy, round_params
+from securemedian.clients.flags import add_methods, add_range, range_table, round_params
 from securemedian.common import terminal
 from securemedian.laboratory.attacks import NO_ATTACK, SignFlip30
 from securemedian.laboratory.data.hospitals import HEART, HOSPITALS
@@ -144,7 +144,7 @@ def _scenario(options: argparse.Namespace) -> "Scenario":
         raise ConfigError(f"invalid --rounds: {options.rounds}; give 1 or more")
     images = data.load(options.data, options.dataset)
     model = network(options, images)
-    dim = models.start(model, options.seed).size
+    dim, given = models.start(model, options.seed).size, range_table(options)
     return Scenario(
         data=images,
         directory=options.data,
@@ -154,7 +154,7 @@ def _scenario(options: argparse.Namespace) -> "Scenario":
         params=round_params(
             options, dim=dim, max_clients=options.clients, deadline_s=ROUND_LIMIT_S
         ),
-        policy=range_policy(options),
+        policy=policy_from(given) if given else None,
         fault=fault(options),
         faulty=options.fault_clients,
         model=model,

@@ -174,8 +174,9 @@ def test_what_is_no_optimiser(values: Any, said: str) -> None:
 def test_flags_and_messages_name_the_same(name: str) -> None:
     parser = argparse.ArgumentParser()
     flags.add_optimiser(parser)
-    assert flags.optimiser(parser.parse_args([])) is None
-    assert flags.optimiser(parser.parse_args(["--optimiser", name])) == OPTIMISERS[name]()
+    assert flags.optimiser_table(parser.parse_args([])) == {}
+    named = flags.optimiser_table(parser.parse_args(["--optimiser", name]))
+    assert optimiser_from(named) == OPTIMISERS[name]()
     assert optimiser_from(OPTIMISERS[name]().to_dict()) == OPTIMISERS[name]()
     given = parser.parse_args(["--optimiser", "adam:second-decay=0.5"])
-    assert flags.optimiser(given) == Adam(second_decay=0.5)
+    assert optimiser_from(flags.optimiser_table(given)) == Adam(second_decay=0.5)

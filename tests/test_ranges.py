@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securemedian.clients.flags import add_range, range_policy
+from securemedian.clients.flags import add_range, range_table
 from securemedian.clients.upload import Round
 from securemedian.laboratory import plaintext
 from securemedian.laboratory.experiments.aggregation import FineRange
@@ -410,7 +410,8 @@ def test_results_in_the_outermost_buckets_are_counted() -> None:
 def parsed(*flags: str) -> Any:
     parser = argparse.ArgumentParser()
     add_range(parser)
-    return range_policy(parser.parse_args(flags))
+    table = range_table(parser.parse_args(flags))
+    return policy_from(table) if table else None
 
 
 def test_a_flag_names_a_policy_and_its_options() -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securemedian.clients import files
-from securemedian.clients.flags import add_optimiser, list_of, optimiser
+from securemedian.clients.flags import add_optimiser, list_of, optimiser_table
 from securemedian.common import terminal
 from securemedian.laboratory.processes import unwind_on_sigterm
 from securemedian.mpc.errors import ConfigError, InputError
+from securemedian.mpc.rounds.optimiser import optimiser_from
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -142,7 +143,7 @@ def _experiment(options: argparse.Namespace) -> None:
     plots.check()
     models.use_one_thread()
     chosen = {name: getattr(options, name) for name in (*CHOSEN, "secure")}
-    chosen["optimiser"] = optimiser(options)
+    chosen["optimiser"] = optimiser_from(given) if (given := optimiser_table(options)) else None
     usual = None if options.data else experiment.dataset
     images = data.load(options.data, options.dataset or usual)
     design = experiment.design(images, extensions, chosen)
