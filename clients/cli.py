@@ -129,10 +129,14 @@ def _submit(options: argparse.Namespace) -> None:
             else:
                 _submit_and_warn(client, update, options)
                 say(f"submitted to round {round_id}")
-                if not wanted:
-                    client.attend()
-                    return
-        result = client.result(round_id, group=options.group)
+        try:
+            if not wanted:
+                client.attend()
+                return
+            result = client.result(round_id, group=options.group)
+        except KeyboardInterrupt:
+            tell(f"run this again with --round {round_id} to go on with that round")
+            raise
         with kept_at_servers(round_id):
             if options.result:
                 if not isinstance(result, dict):

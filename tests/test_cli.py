@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from importlib import import_module
 from math import ceil
@@ -431,6 +431,35 @@ def test_submit_says_what_is_odd_about_an_update(
     out, error = capsys.readouterr()
     assert "submitted to round 1-abc" in out
     assert error.endswith("securemedian: warning: 2 of the 3 values\n")
+
+
+@pytest.mark.parametrize("wants", [[], ["--receipt", "receipt.json"]])
+def test_who_interrupts_a_wait_is_told_how_to_go_on(
+    wants: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The same command again would wait for the next round."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    current = Round("1-abc", 1, RoundParams(Pairwise(), dim=3, max_clients=3), 0)
+    made = nullcontext(
+        SimpleNamespace(
+            wait_for_round=lambda: current,
+            submit=lambda *_, **__: None,
+            attend=interrupted,
+            result=interrupted,
+        )
+    )
+    monkeypatch.setattr(client.Client, "from_config", lambda *_, **__: made)
+    monkeypatch.chdir(tmp_path)
+    files.write(tmp_path / "update.npy", np.zeros(3, np.float32))
+    assert cli.main(["submit", "client.toml", "update.npy", *wants]) == 130
+    said = "securemedian: run this again with --round 1-abc to go on with that round\n"
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
