@@ -97,7 +97,8 @@ class Connection:
         one when it is back. Requests that name no round are about this `cohort`. It connects
         through the SOCKS5 `proxy` HOST:PORT, if there is one.
         """
-        self.label, self._where, self._timeout_s = label, f"{label} at {server.address}", timeout_s
+        self.label, self.address, self._timeout_s = label, server.address, timeout_s
+        self._where = f"{label} at {server.address}"
         self._server, self._keys, self._other = server, keys, other
         self._report, self._told = report, False
         self._cohort, self._proxy = cohort, proxy
@@ -239,10 +240,6 @@ class Connection:
                 f"{self._where} takes requests of at most {self._most_bytes:,} bytes: this "
                 f"{op!r} has {size:,}; have max_message_bytes raised at both servers"
             )
-
-    @property
-    def address(self) -> str:
-        return self._server.address
 
     def cancel(self) -> None:
         """Send nothing any more, and end the wait for an answer. Any thread may call it."""

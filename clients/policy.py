@@ -83,14 +83,13 @@ class ClientPolicy(Policy):
             )
         missing = [name for name in self.with_clients if not all(name in one for one in listed)]
         unwanted = [name for name in self.without_clients if any(name in one for one in listed)]
-        if missing:
-            reasons.append(
-                f"a round without {_listed(missing)}: its [policy] names them in with_clients"
-            )
-        if unwanted:
-            reasons.append(
-                f"a round with {_listed(unwanted)}: its [policy] names them in without_clients"
-            )
+        for found, word, table in (
+            (missing, "without", "with_clients"),
+            (unwanted, "with", "without_clients"),
+        ):
+            if found:
+                names = cut(", ".join(found))
+                reasons.append(f"a round {word} {names}: its [policy] names them in {table}")
         reasons += forbidden(self.security, params, self.zoom)
         if self.bounded:
             says = [status.one_malicious_server for status in statuses]
@@ -103,7 +102,3 @@ class ClientPolicy(Policy):
                     f"of its client.toml: {COST}"
                 )
         refuse(who, reasons)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return cut(", ".join(names))

@@ -112,11 +112,6 @@ class RunLog(Note):
     def close(self) -> None:
         self._lock.close()
 
-    @property
-    def rounds(self) -> list[dict[str, Any]]:
-        """The finished attempts at rounds (`attempts`)."""
-        return attempts(self.folder)
-
     def under_way(self) -> tuple[str, str]:
         if not self._open.exists():
             return "", ""
@@ -128,7 +123,7 @@ class RunLog(Note):
                 f"a damaged file: {self._open}; remove it, and abort the round that is open"
             ) from error
         # an end that was cut short between its two steps
-        ended = any(line["round"] == round_id for line in self.rounds)
+        ended = any(line["round"] == round_id for line in attempts(self.folder))
         return ("", "") if ended else (request, round_id)
 
     def begin(self, request: str, round_id: str = "") -> None:
@@ -140,7 +135,7 @@ class RunLog(Note):
 
     def end(self, line: Mapping[str, Any]) -> None:
         """Append what became of the round under way."""
-        whole = "".join(f"{json.dumps(each)}\n" for each in [*self.rounds, line])
+        whole = "".join(f"{json.dumps(each)}\n" for each in [*attempts(self.folder), line])
         replace_file(self.folder / LINES, [whole.encode()])
         self.withdraw()
 
@@ -200,7 +195,7 @@ class UnattendedRun:
 
     @property
     def _published(self) -> int:
-        return sum(line["state"] == "published" for line in self._log.rounds)
+        return sum(line["state"] == "published" for line in attempts(self._log.folder))
 
     @property
     def _of(self) -> str:

@@ -114,6 +114,11 @@ def receipt_of(round_id: str, *clients: str) -> Receipt:
     return signed(replace(RECORD, round=round_id, included=list(clients)))
 
 
+def watch_of(servers: Any, *given: Any, **named: Any) -> Watch:
+    """Return a watch of servers that are faked."""
+    return Watch(servers, *given, **named)
+
+
 def seen(one: Watch) -> dict[str, Any]:
     view: dict[str, Any] = json.loads(one.view())
     return view
@@ -182,7 +187,7 @@ def test_requests_do_not_depend_on_who_looks() -> None:
     for number in range(1, 4):
         servers[0].tell(status(f"{number}-00000000", "published"))
     # ten times as fast as it is
-    with Watch(servers, PUBLIC, periods_s=[period_s / 10 for period_s in PERIODS_S]) as one:
+    with watch_of(servers, PUBLIC, periods_s=[period_s / 10 for period_s in PERIODS_S]) as one:
         begun = time.monotonic()
         while time.monotonic() < begun + 1.0:
             one.view()
@@ -197,7 +202,7 @@ def test_requests_do_not_depend_on_who_looks() -> None:
 
 def test_a_round_that_ended_unseen_is_asked_for_once_more() -> None:
     server = Fake(status("1-00000000", "running"))
-    one = Watch([server, Fake()], PUBLIC)
+    one = watch_of([server, Fake()], PUBLIC)
     one.look(0)
     server.tell(status("1-00000000", "published", included=["a", "b"], clients={"a": "both"}))
     server.tell(status("2-00000000", "open"))
@@ -213,7 +218,7 @@ def test_a_round_that_ended_unseen_is_asked_for_once_more() -> None:
 
 def test_a_round_that_nobody_knows_any_more_has_failed() -> None:
     server = Fake(status("1-00000000", "open"))
-    one = Watch([server, Fake()], PUBLIC)
+    one = watch_of([server, Fake()], PUBLIC)
     one.look(0)
     server.rounds = {"2-00000000": status("2-00000000", "open")}
     for _ in range(4):
@@ -226,7 +231,7 @@ def test_a_round_that_nobody_knows_any_more_has_failed() -> None:
 
 def test_how_far_a_failed_round_was_is_remembered() -> None:
     server = Fake()
-    one = Watch([server, Fake()], PUBLIC)
+    one = watch_of([server, Fake()], PUBLIC)
     for state in ("open", "checking", "failed"):
         server.tell(status("1-00000000", state))
         one.look(0)
@@ -236,7 +241,7 @@ def test_how_far_a_failed_round_was_is_remembered() -> None:
 def test_a_round_of_several_votes_says_which_and_until_when() -> None:
     server = Fake(status("1-00000000", "voting", level=3, levels=8, lacking=["b"]))
     server.tell(server.rounds["1-00000000"] | {"deadline_in_s": 60.0})
-    one = Watch([server, Fake()], PUBLIC)
+    one = watch_of([server, Fake()], PUBLIC)
     one.look(0)
     (shown,) = seen(one)["rounds"]
     assert (shown["level"], shown["levels"], shown["lacking"]) == (3, 8, ["b"])
@@ -261,7 +266,7 @@ def of_number(round_id: str, number: int) -> RoundStatus:
 
 def test_what_is_remembered_is_bounded() -> None:
     server = Fake()
-    one = Watch([server, Fake()], PUBLIC)
+    one = watch_of([server, Fake()], PUBLIC)
     for number in range(1, ROUNDS_SHOWN + 20):
         server.tell(status(f"{number}-00000000", "failed", included=["a"]))
         one.look(0)
@@ -271,7 +276,7 @@ def test_what_is_remembered_is_bounded() -> None:
 
 def test_what_servers_say_of_themselves_and_do_not_say() -> None:
     zero, one_ = Fake(), Fake()
-    one = Watch([zero, one_], PUBLIC)
+    one = watch_of([zero, one_], PUBLIC)
     assert [link["answers"] for link in seen(one)["servers"]] == [None, None]
     one.look(0)
     one_.error = ServerUnreachable("S1 at tcp://x could not be reached")
@@ -302,7 +307,7 @@ def test_what_servers_say_of_themselves_and_do_not_say() -> None:
 
 def test_weights_are_left_out_and_the_view_is_made_once_per_answer() -> None:
     server = Fake(status("1-00000000", "open", params={"method": "mean", "weights": {"key": 3}}))
-    one = Watch([server, Fake()], PUBLIC)
+    one = watch_of([server, Fake()], PUBLIC)
     one.look(0)
     assert seen(one)["rounds"][0]["params"] == {"method": "mean"}
     assert one.view() is one.view()
@@ -327,7 +332,7 @@ LINE = {
 def test_a_run_brings_its_past_and_what_was_measured(tmp_path: Path) -> None:
     file = tmp_path / LINES
     server = Fake(status("2-00000000", "open", clients=dict.fromkeys("cba", "none")))
-    one = Watch([server, Fake()], PUBLIC, tmp_path)
+    one = watch_of([server, Fake()], PUBLIC, tmp_path)
     # nothing is there yet
     one.look(0)
     file.write_text(
@@ -364,7 +369,7 @@ def test_a_run_brings_its_past_and_what_was_measured(tmp_path: Path) -> None:
 
 def test_the_receipt_of_a_published_round_is_verified() -> None:
     server = Fake(status("1-00000000", "running"))
-    one = Watch([server, Fake()], PUBLIC)
+    one = watch_of([server, Fake()], PUBLIC)
     one.look(0)
     assert server.asked_for_receipts == []
     server.tell(status("1-00000000", "published", included=["a", "b"]))
@@ -392,7 +397,7 @@ def test_the_receipt_of_a_published_round_is_verified() -> None:
 def test_a_receipt_that_does_not_hold_is_told_apart(receipt: Receipt, says: str) -> None:
     server = Fake(status("1-00000000", "published", included=["a"]))
     server.receipts["1-00000000"] = receipt
-    one = Watch([server, Fake()], PUBLIC)
+    one = watch_of([server, Fake()], PUBLIC)
     one.look(0)
     one.look(0)
     shown = seen(one)
@@ -404,7 +409,7 @@ def test_a_receipt_that_does_not_hold_is_told_apart(receipt: Receipt, says: str)
 
 def test_a_receipt_that_is_not_kept_any_more_is_not_asked_for_again() -> None:
     server = Fake(status("1-00000000", "published", included=["a"]))
-    one = Watch([server, Fake()], PUBLIC)
+    one = watch_of([server, Fake()], PUBLIC)
     for _ in range(4):
         one.look(0)
     assert server.asked_for_receipts == ["1-00000000"]
@@ -418,7 +423,7 @@ def test_a_run_brings_its_receipts(tmp_path: Path) -> None:
     receipts.save(receipt_of("1-00000000", "key-a", "key-b"), tmp_path / "receipt-1.json")
     assert (tmp_path / "receipt-1.json").stat().st_mode & 0o777 == 0o600
     (tmp_path / "receipt-2.json").write_text("{}")
-    one = Watch([Fake(), Fake()], PUBLIC, tmp_path)
+    one = watch_of([Fake(), Fake()], PUBLIC, tmp_path)
     one.look(0)
     found = [each["receipt"] for each in seen(one)["rounds"]]
     assert [each and each["valid"] for each in found] == [True, False, None]
@@ -646,7 +651,7 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 def run_view() -> bytes:
     """Return the view of a run with failures in it, and of a round under way."""
     server = Fake()
-    one = Watch([server, Fake()], PUBLIC)
+    one = watch_of([server, Fake()], PUBLIC)
     places = {"a": "both", "b": "here", HOSTILE: "none"}
     out = {"b": "its upload reached only s0", HOSTILE: "its upload reached neither server"}
     cost = {"ots": 5000, "bytes_sent": 2e6, "bytes_received": 2e6, "seconds": 1.5} | {

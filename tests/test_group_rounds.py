@@ -16,7 +16,7 @@ from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Connection
 from securemedian.coordinator.coordinator import Coordinator
-from securemedian.coordinator.unattended import RunPlan, UnattendedRun
+from securemedian.coordinator.unattended import RunPlan, UnattendedRun, attempts
 from securemedian.laboratory import plaintext
 from securemedian.laboratory.attacks import Malformed
 from securemedian.laboratory.worker import MalformedClient
@@ -317,7 +317,7 @@ def test_the_coordinator_runs_a_run_of_groups(
     models = np.load(file)
     assert models.shape == (2, DIM) and np.array_equal(models[1], STARTS[1])
     assert any("too few chose group 1, whose model stays" in line for line in said)
-    lines: list[dict[str, Any]] = unattended._log.rounds
+    lines = attempts(unattended._log.folder)
     assert lines[-1]["evaluation"]["value.1"] == -1 and lines[-1]["unchanged_groups"] == [1]
 
 

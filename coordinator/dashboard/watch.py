@@ -14,16 +14,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from securemedian.clients import outcomes, receipts
+from securemedian.clients.connection import Connection
 from securemedian.clients.start import in_one_line
 from securemedian.common.receipts import Receipt
 from securemedian.common.states import LIVE
 from securemedian.common.status import RoundStatus
 from securemedian.coordinator.unattended import LINES, attempts
 from securemedian.mpc.errors import ReceiptInvalid, SecureMedianError, UnknownRound
-from securemedian.mpc.protocols import wire
 
 # The time between two requests to S0 and to S1: 0.8 and 0.2 per second.
 PERIODS_S = (1.25, 5.0)
@@ -49,16 +49,6 @@ SHOWN = (
     *("round", "number", "state", "reason", "opened", "left_out", "phase", "progress", "attempt"),
     *("attempts_left", "cost", "outermost", "epsilon", "level", "levels", "lacking"),
 )
-
-
-class Server(Protocol):
-    """The part of `clients.connection.Connection` that a watch needs."""
-
-    @property
-    def address(self) -> str: ...
-    def ask(self, op: str, fields: Mapping[str, Any]) -> wire.Message: ...
-    def cancel(self) -> None: ...
-    def close(self) -> None: ...
 
 
 def kind_of(name: str, status: RoundStatus) -> str:
@@ -224,7 +214,7 @@ class Watch:
 
     def __init__(
         self,
-        servers: Sequence[Server],
+        servers: Sequence[Connection],
         signing_keys: Sequence[str],
         folder: Path | None = None,
         periods_s: Sequence[float] = PERIODS_S,
