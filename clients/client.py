@@ -117,7 +117,8 @@ class Client(Member):
         """Connect as `config` says, with a `public` set for rounds that exchange predictions."""
         super().__init__(config, **options)
         self.public = public
-        self._spent = Spent(config.spent_file)
+        # one file for all cohorts, none of which has a folder of such a name
+        self._spent = Spent(Path(f"{config.state_dir}.spent") if config.state_dir else None)
         try:
             self._journal = self._own_journal(config.state_folder)
         except BaseException:
@@ -144,7 +145,7 @@ class Client(Member):
         here = os.getpid(), folder.resolve()
 
         def taken() -> bool:
-            return here in _open_here and not _open_here[here]._closed
+            return here in _open_here and not _open_here[here].closed
 
         if taken():
             # by one that nobody can close any more

@@ -102,11 +102,6 @@ class ClientConfig:
         named = self.cohort != DEFAULT_COHORT
         return Path(f"{self.state_dir}-{self.cohort}" if named else self.state_dir)
 
-    @property
-    def spent_file(self) -> Path | None:
-        """The file of updates that were voted on, of all cohorts, none of which has such a name."""
-        return Path(f"{self.state_dir}.spent") if self.state_dir else None
-
     @classmethod
     def load(cls, path: str | Path, cohort: str = "") -> Self:
         """Read and check a configuration; a `cohort` replaces its own. Raises ConfigError."""

@@ -10,7 +10,6 @@ from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.options import Option, options_of
 from securemedian.mpc.rounds.methods.registry import DEFAULT_METHOD, METHODS
 from securemedian.mpc.rounds.optimiser import OPTIMISERS
-from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.registry import DEFAULT_POLICY, POLICIES
 
 # the longest list of choices that fits before the text of a flag
@@ -188,11 +187,6 @@ def round_table(options: argparse.Namespace) -> dict[str, Any]:
     names = ("method", "dim", "min_clients", "max_clients", "deadline_s", "classes")
     said = {name: getattr(options, name, None) for name in names}
     return {key: value for key, value in said.items() if value is not None} | given_options(options)
-
-
-def round_params(options: argparse.Namespace, **others: Any) -> RoundParams:
-    """Return the parameters of the round that the flags and `others` say. Raises ConfigError."""
-    return RoundParams.from_dict(round_table(options) | others)
 
 
 def add_range(parser: argparse._ActionsContainer) -> None:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgpack
 import numpy as np
@@ -56,9 +56,7 @@ from securemedian.mpc.protocols import wire
 from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, os_entropy
 from securemedian.mpc.rounds.params import RoundParams
-
-if TYPE_CHECKING:
-    from securemedian.mpc.rounds.path import Path as Digits
+from securemedian.mpc.rounds.path import Path as Digits
 
 T = TypeVar("T")
 
@@ -108,7 +106,7 @@ class Ballot:
     # the digest of the run that it was trained from
     start: bytes
     # the digits told, after which it votes now
-    path: "Digits"
+    path: Digits
     # the record of the last ones, which both servers have signed; empty before there are any
     record: bytes = field(default=b"", repr=False)
 
@@ -201,14 +199,18 @@ class _Kept:
             return cls(Draw(fields["params"], fields["index"], secret), written=True)
         kept = cls(written=True)
         if "shape" in fields:
-            masks = arrays["masks"].tobytes()
+            ballot, masks = None, arrays["masks"].tobytes()
+            if "votes" in fields:
+                params = RoundParams.from_dict(fields["of"])
+                path = Digits.restored(params, fields["votes"], arrays["path"])
+                ballot = Ballot(arrays["words"], fields["start"], path, fields["record"])
             kept.upheld = Upheld(
                 Dealing(**fields["shape"]),
                 # the parameters are those of the upload, and nobody deals again
                 Draw(b"", fields["index"], arrays["secret"].tobytes()),
                 arrays["rotations"],
                 (masks[:SEED_BYTES], masks[SEED_BYTES:]),
-                _ballot(message) if "votes" in fields else None,
+                ballot,
             )
             of_hex = bytes.fromhex
             kept.coins = {of_hex(one): of_hex(coin) for one, coin in fields["coins"].items()}
@@ -511,16 +513,6 @@ class Journal:
                 f"cannot write to the state folder: {self._folder} ({error.strerror}); make "
                 f"room{then}"
             ) from error
-
-
-def _ballot(message: wire.Message) -> Ballot:
-    # the methods take a while to import
-    from securemedian.mpc.rounds.path import Path as Digits
-
-    fields, arrays = message.fields, message.arrays
-    params = RoundParams.from_dict(fields["of"])
-    path = Digits.restored(params, fields["votes"], arrays["path"])
-    return Ballot(arrays["words"], fields["start"], path, fields["record"])
 
 
 def _bytes(data: bytes) -> NDArray[np.uint8]:

@@ -52,7 +52,7 @@ class Member:
         self.config, self.keys, self.report = config, load_keys(config.key_file), report
         # is called between two looks of a wait
         self.meanwhile: Callable[[], object] = lambda: None
-        self._closed = False
+        self.closed = False
         # the connections to S0 and S1
         self.servers = connect(config, self.keys, report=lambda text: self.report(text))
         self._recent = outcomes.RecentRuns()
@@ -80,8 +80,8 @@ class Member:
 
     def close(self) -> None:
         """Close both connections."""
-        if not self._closed:
-            self._closed = True
+        if not self.closed:
+            self.closed = True
             for server in self.servers:
                 server.cancel()
                 server.close()
@@ -152,7 +152,7 @@ class Member:
 
     def check_open(self) -> None:
         """Raise ConfigError if it is closed."""
-        if self._closed:
+        if self.closed:
             raise ConfigError(
                 f"closed here, by close() or at the end of a `with`: {self.config.name}; make "
                 "another one, as in Client.from_config"

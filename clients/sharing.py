@@ -36,6 +36,7 @@ from securemedian.mpc.protocols.dealing import OwnDealing
 from securemedian.mpc.protocols.prg import SEED_BYTES, os_entropy
 from securemedian.mpc.protocols.wire import Message
 from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.path import Path
 
 if TYPE_CHECKING:
     from securemedian.clients.client import Client
@@ -153,8 +154,11 @@ class Sender:
                 self._stop_dealing()
                 raise
             halves = half, half
-        upheld, params = None, current.params
-        audited, ballot = params.form.audited, _ballot(vector, current)
+        upheld, ballot, params = None, None, current.params
+        audited = params.form.audited
+        if params.form.votes > 1:
+            path = Path.begin(params)
+            ballot = Ballot(path.zoom.words(vector), current.start, path)
         if (audited or ballot) and (shape := params.form.dealing):
             draw = self._journal.draw(current.round_id, params.digest, current.index)
             masks = (os_entropy(SEED_BYTES), os_entropy(SEED_BYTES)) if audited else (b"", b"")
@@ -406,18 +410,6 @@ class Dealer:
 def held(answers: Sequence[Mapping[str, Any]]) -> str:
     """Return what both servers hold of a dealing, of their answers about its check."""
     return digest("held", [answer.get("dealing") for answer in answers]).hex()
-
-
-def _ballot(vector: NDArray[Any], current: Round) -> Ballot | None:
-    """Return what a client votes by, of a flat update, in a round of several votes."""
-    if current.params.form.votes == 1:
-        return None
-    # the methods take a while to import
-    from securemedian.mpc.rounds.methods.zoom import Zoom
-    from securemedian.mpc.rounds.path import Path
-
-    assert isinstance(method := current.params.method, Zoom)
-    return Ballot(method.words(vector), current.start, Path.begin(current.params))
 
 
 def check_s1(answer: Message, current: Round) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securemedian.clients import files
-from securemedian.clients.flags import add_methods, add_range, range_table, round_params
+from securemedian.clients.flags import add_methods, add_range, range_table, round_table
 from securemedian.common import terminal
 from securemedian.laboratory.attacks import NO_ATTACK, SignFlip30
 from securemedian.laboratory.data.hospitals import HEART, HOSPITALS
@@ -22,6 +22,7 @@ from securemedian.laboratory.worker_options import (
 )
 from securemedian.mpc.errors import ConfigError, SecureMedianError
 from securemedian.mpc.rounds.methods.bucketed import MALICIOUS
+from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.registry import policy_from
 
 if TYPE_CHECKING:
@@ -145,15 +146,14 @@ def _scenario(options: argparse.Namespace) -> "Scenario":
     images = data.load(options.data, options.dataset)
     model = network(options, images)
     dim, given = models.start(model, options.seed).size, range_table(options)
+    chosen = {"dim": dim, "max_clients": options.clients, "deadline_s": ROUND_LIMIT_S}
     return Scenario(
         data=images,
         directory=options.data,
         clients=options.clients,
         images=options.images,
         seed=options.seed,
-        params=round_params(
-            options, dim=dim, max_clients=options.clients, deadline_s=ROUND_LIMIT_S
-        ),
+        params=RoundParams.from_dict(round_table(options) | chosen),
         policy=policy_from(given) if given else None,
         fault=fault(options),
         faulty=options.fault_clients,

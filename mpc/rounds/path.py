@@ -7,7 +7,7 @@ next vote's slots lie.
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
-from typing import Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,11 @@ from securemedian.mpc.arrays import PublicValues, Ring, Words
 from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import InputError, LocalProtocolError, PeerProtocolError
 from securemedian.mpc.protocols import ring
-from securemedian.mpc.rounds.methods.zoom import Zoom
 from securemedian.mpc.rounds.params import RoundParams
+
+if TYPE_CHECKING:
+    # the methods take a while to import
+    from securemedian.mpc.rounds.methods.zoom import Zoom
 
 
 @dataclass(frozen=True)
@@ -36,22 +39,23 @@ class Path:
         return cls(params, 0, np.zeros((params.form.most_results, params.dim), np.uint64))
 
     @property
-    def _zoom(self) -> Zoom:
-        return cast(Zoom, self.params.method)
+    def zoom(self) -> "Zoom":
+        """Return the method of the round."""
+        return cast("Zoom", self.params.method)
 
     def after(self, digits: PublicValues) -> Self:
         """Return the path with the next vote's digits, shape (1, d).
 
         A slot beyond the last level's counts as its last one.
         """
-        descent, below, slots = self._zoom.place(self.votes)
+        descent, below, slots = self.zoom.place(self.votes)
         rows = self.rows.copy()
         rows[descent] |= np.minimum(digits[0], slots - 1).astype(np.uint64) << np.uint64(below)
         return type(self)(self.params, self.votes + 1, rows)
 
     def before(self) -> Self:
         """Return the path without the digits of its last vote."""
-        descent, below, slots = self._zoom.place(self.votes - 1)
+        descent, below, slots = self.zoom.place(self.votes - 1)
         rows = self.rows.copy()
         rows[descent] &= ~np.uint64((slots - 1) << below)
         return type(self)(self.params, self.votes - 1, rows)
@@ -61,7 +65,7 @@ class Path:
 
         Words outside the interval count as its nearest one.
         """
-        descent, below, slots = self._zoom.place(self.votes)
+        descent, below, slots = self.zoom.place(self.votes)
         low, most = self.rows[descent], np.uint64((slots << below) - 1)
         inside = np.clip(words.astype(np.uint64), low, low + most) - low
         return (inside >> np.uint64(below)).astype(np.uint8)
@@ -75,16 +79,16 @@ class Path:
     @cached_property
     def last(self) -> Words:
         """Return the last vote's digits, packed: what a client is sent."""
-        descent, below, slots = self._zoom.place(self.votes - 1)
+        descent, below, slots = self.zoom.place(self.votes - 1)
         digits = self.rows[descent] >> np.uint64(below) & np.uint64(slots - 1)
-        return ring.pack(digits, self._zoom.slot_bits)
+        return ring.pack(digits, self.zoom.slot_bits)
 
     def with_last(self, packed: Words) -> Self:
         """Return the path with the next vote's digits as `last` packs them.
 
         Raises PeerProtocolError for anything but that many words.
         """
-        bits, dim = self._zoom.slot_bits, self.params.dim
+        bits, dim = self.zoom.slot_bits, self.params.dim
         if packed.shape != (wanted := (ring.packed_words(dim, bits),)) or packed.dtype != np.uint64:
             raise PeerProtocolError(
                 f"the digits are {packed.shape} of {packed.dtype}, not {wanted} words"
