@@ -216,13 +216,6 @@ def _choices() -> dict[str, list[Any]]:
     return found
 
 
-def _numbers(rate: str) -> list[str]:
-    """Return the names of what is a number, or has a number of entries, and that of a rate."""
-    options = [about.name for about in _options() if about.kind not in (str, bool)]
-    own = [name for name in ROUND_FIELDS if name != "method"]
-    return list(dict.fromkeys([*own, *options, RESULTS, rate]))
-
-
 def _options() -> list[Option]:
     owners = (*METHODS.values(), *EXCHANGES.values())
     return [about for owner in owners for about in options_of(owner).values()]
@@ -264,7 +257,11 @@ class Policy:
     zoom: str = field(default="", metadata={"since": 3})
 
     def __post_init__(self) -> None:
-        choices, numbers = _choices(), _numbers(self.RATE)
+        choices = _choices()
+        # what is a number, or has a number of entries
+        numbers = [name for name in ROUND_FIELDS if name != "method"]
+        numbers += [about.name for about in _options() if about.kind not in (str, bool)]
+        numbers = list(dict.fromkeys([*numbers, RESULTS, self.RATE]))
         safe = {name: _safe(name, choices[name]) for name in RISKS if name in choices}
         object.__setattr__(self, "allowed", safe | self.allowed)
         limits = {name: above for name, (above, _) in RISKY_ABOVE.items()}

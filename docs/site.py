@@ -124,7 +124,11 @@ def params() -> str:
         for option in options_of(owner).values():
             owners.setdefault(option.name, []).append(f"`{name}`")
             found.setdefault(option.name, option)
-    rows = [(f"`{names}`", "all", "", about) for names, about in _numbers()]
+    rows = [
+        (f"`{'`, `'.join(names)}`", "all", "", about)
+        for names, about in described(RoundParams)
+        if set(names) <= set(ROUND_FIELDS)
+    ]
     for name, option in found.items():
         by = "all methods" if len(owners[name]) == len(METHODS) else ", ".join(owners[name])
         rows.append((f"`{name}`", by, f"`{json.dumps(option.default)}`", option.text))
@@ -148,24 +152,19 @@ def described(kind: type) -> list[tuple[list[str], str]]:
     return found
 
 
-def told_fields(kind: type, without: type = object) -> str:
-    """Return the fields of a dataclass, `without` those of another, as the cell of a table."""
+def told_rows(kind: type, without: type = object) -> list[tuple[str, str]]:
+    """Return the fields of a dataclass, `without` those of another, and what is said of them."""
     types = hints_of(kind)
-    return "; ".join(
-        f"{', '.join(f'`{name}` {_type(types[name])}' for name in names)}: {about}"
-        for names, about in described(kind)
-        if not set(names) & set(vars(without).get("__annotations__", {}))
-    )
-
-
-def told_rows(kind: type) -> str:
-    """Return the fields of a dataclass as a table."""
-    types = hints_of(kind)
-    rows = [
+    return [
         (", ".join(f"`{name}` {_type(types[name])}" for name in names), about)
         for names, about in described(kind)
+        if not set(names) & set(vars(without).get("__annotations__", {}))
     ]
-    return _table(("field", "says"), rows)
+
+
+def told_fields(kind: type, without: type = object) -> str:
+    """Return the fields as `told_rows` does, as the cell of a table."""
+    return "; ".join(f"{names}: {about}" for names, about in told_rows(kind, without))
 
 
 def metrics() -> str:
@@ -199,15 +198,6 @@ def rogue_servers() -> str:
 _SECURITIES = "semi-honest", "bounded", "1.0's audit", "malicious"
 
 
-def _numbers() -> list[tuple[str, str]]:
-    """Return the numbers that every round has, and what they say."""
-    return [
-        ("`, `".join(names), about)
-        for names, about in described(RoundParams)
-        if set(names) <= set(ROUND_FIELDS)
-    ]
-
-
 def _type(hint: Any) -> str:
     name = str(hint.__name__ if isinstance(hint, type) else hint)
     # a bar would end the cell
@@ -220,8 +210,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "servers": lambda: messages(control.KINDS),
     "shards": lambda: messages(shards.KINDS),
     "params": params,
-    "status": lambda: told_rows(RoundStatus),
-    "record": lambda: told_rows(Record),
+    "status": lambda: _table(("field", "says"), told_rows(RoundStatus)),
+    "record": lambda: _table(("field", "says"), told_rows(Record)),
     "metrics": metrics,
     "rogue_servers": rogue_servers,
 }
