@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from securemedian.clients.client import Client
 from securemedian.clients.public import PublicSet
@@ -45,7 +44,7 @@ class Diverged(SecureMedianError):
     code = "diverged"
 
 
-# returns the updates (n, d) of all clients for a published model (d,)
+# returns what all clients send for a published model (d,): updates (n, d) or predictions
 Play = Callable[[Float32s], Float32s]
 
 # returns the state after a round of these updates (n, d)
@@ -76,42 +75,15 @@ class ExperimentServers:
             configs = [client_config(folder, name, POLL_S) for name in service.names]
             yield cls(service, [stack.enter_context(Client(one)) for one in configs], show)
 
-    def run_round(
-        self, params: RoundParams, before: RunState, play: Play
-    ) -> tuple[RunState, ServerCost]:
-        """Run one more round; return the run's state after it and what it cost the servers.
-
-        The first round of a run is opened with its model. The published result is compared with the
-        one computed in the clear: raises SecureMedianError if they differ. An error of `play`
-        aborts the round and is raised again.
-        """
-        first: dict[str, Any] = {}
-        if before.published == 0:
-            first = {
-                "model": before.model,
-                "range_policy": before.policy,
-                "optimiser": before.optimiser,
-            }
-        result, cost = self._run(params, play, first)
-        return before.after(result, params.form.buckets), cost
-
-    def combine(
-        self, params: RoundParams, public: PublicSet, predictions: NDArray[np.float32]
+    def round(
+        self, params: RoundParams, play: Play, public: PublicSet | None = None, **opening: Any
     ) -> tuple[Float32s, ServerCost]:
-        """Run a round of all clients' predictions (n, samples, classes), as `run_round` does.
+        """Run a round that all clients submit to; return its first result (d,) and its cost.
 
-        Returns the labels (d,), and what the round cost the servers.
+        `opening` are further arguments of `Coordinator.open_round`. The published result is
+        compared with the one computed in the clear: raises SecureMedianError if they differ. An
+        error of `play` aborts the round and is raised again.
         """
-        return self._run(params, lambda _: predictions, {}, public)
-
-    def _run(
-        self,
-        params: RoundParams,
-        play: Play,
-        opening: dict[str, Any],
-        public: PublicSet | None = None,
-    ) -> tuple[Float32s, ServerCost]:
-        """Run a round that all clients submit to; return its first result (d,) and its cost."""
         sent: dict[str, Float32s] = {}
 
         def submit(round_id: str, before: Published) -> None:
@@ -198,7 +170,15 @@ def _round(
     with np.errstate(over="ignore", invalid="ignore"):
         if run.secure:
             assert service is not None
-            after, cost = service.run_round(run.params(model.size), before, play)
+            params, first = run.params(model.size), dict[str, Any]()
+            if before.published == 0:
+                first = {
+                    "model": model,
+                    "range_policy": before.policy,
+                    "optimiser": before.optimiser,
+                }
+            result, cost = service.round(params, play, **first)
+            after = before.after(result, params.form.buckets)
         elif combine:
             after = combine(before, play(model))
         else:
@@ -259,7 +239,7 @@ def _collaborate(
         params = run.params(flat.shape[1], special)
         if run.secure:
             assert service is not None
-            labels, cost = service.combine(params, players.public, sent)
+            labels, cost = service.round(params, lambda _: sent, players.public)
         else:
             labels = plaintext.published(flat, params, before.published_for(params))[0]
     after = players.after(state, labels, before.number)
