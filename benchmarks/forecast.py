@@ -445,10 +445,23 @@ def _tables(rows: Sequence[Result], dim: int) -> Group:
     if first["workers"]:
         title += f", {first['workers']} workers per server"
         seconds += f" the daemon's {first['door_seconds']:.3g} s for its workers, and"
-    costs, named = [_costs(row, several) for row in rows], ""
-    for cells in costs:
-        # each name once
-        named, cells["method"] = cells["method"], cells["method"] * (cells["method"] != named)
+    costs = list[dict[str, Any]]()
+    for before, row in itertools.pairwise([{"name": ""}, *rows]):
+        about = "~ " if row["kind"] == "approximate" else ""
+        costs.append(
+            {
+                # each name once
+                "method": about + row["name"] if row["name"] != before["name"] else "",
+                **({"n": f"{row['clients']:,}"} if several else {}),
+                "M OTs": row["ots"] / 1e6,
+                "MB": max(row["bytes_s0_to_s1"], row["bytes_s1_to_s0"]) / 1e6,
+                "rounds": f"{row['rounds']:,}",
+                "memory": row["memory_bytes"] / 1e6,
+                "dealt": row["client_bytes_ahead"] / 1e6,
+                "sent": row["client_bytes_after"] / 1e6,
+                "seconds": row["seconds"],
+            }
+        )
     table = report.table(title, costs, COSTS_NOTE)
     if several:
         return table
@@ -461,21 +474,6 @@ def _tables(rows: Sequence[Result], dim: int) -> Group:
         for row in rows
     ]
     return Group(table, report.table(seconds, parts, SECONDS_NOTE))
-
-
-def _costs(row: Result, several: bool) -> dict[str, Any]:
-    about = "~ " if row["kind"] == "approximate" else ""
-    return {
-        "method": about + row["name"],
-        **({"n": f"{row['clients']:,}"} if several else {}),
-        "M OTs": row["ots"] / 1e6,
-        "MB": max(row["bytes_s0_to_s1"], row["bytes_s1_to_s0"]) / 1e6,
-        "rounds": f"{row['rounds']:,}",
-        "memory": row["memory_bytes"] / 1e6,
-        "dealt": row["client_bytes_ahead"] / 1e6,
-        "sent": row["client_bytes_after"] / 1e6,
-        "seconds": row["seconds"],
-    }
 
 
 def _picture(text: str) -> Path:
