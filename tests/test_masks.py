@@ -977,7 +977,7 @@ NO_MASKS: dict[tuple[str, str], str] = {
     ): "the nonces' stream, 'the nonce of a commitment'",
     ("sender_setup", "entropy(SEED_BYTES)"): "a public coin",
     ("SoftSpokenSender.__init__", "*"): "what public seeds are drawn from",
-    ("seed_of", "randomness.words(SEED_BYTES // 8)"): "a public seed",
+    ("SoftSpokenSender._make", "self._randomness.words(SEED_BYTES // 8)"): "a public seed",
     ("Weighing.begin", "Stream(seed)"): "public coefficients",
     ("Weighing.coefficients", "self._stream.words(words)"): "public coefficients",
     ("PortableExpander.keys", "(sums ^ ~mask) - ~mask"): "keys of a verifier, of its own leaves",

@@ -26,7 +26,7 @@ import hashlib
 import numpy as np
 
 from securemedian.mpc.arrays import Words
-from securemedian.mpc.protocols.prg import SEED_BYTES, Stream
+from securemedian.mpc.protocols.prg import Stream
 from securemedian.mpc.protocols.protocol import SECURITY_BITS
 
 # u~, and the four words of the digest
@@ -63,11 +63,6 @@ class Weighing:
         if last:
             found[-1] = 1
         return found
-
-
-def seed_of(randomness: Stream) -> bytes:
-    """Draw the seed of a portion."""
-    return randomness.words(SEED_BYTES // 8).tobytes()
 
 
 def reduced(sums: Words) -> Words:

@@ -40,7 +40,6 @@ from securemedian.mpc.protocols.ot.consistency import (
     Weighing,
     digest,
     reduced,
-    seed_of,
 )
 from securemedian.mpc.protocols.ot.extension import (
     ALIGN,
@@ -295,7 +294,7 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
         given = Corrected(self._corrections(count), masks=self._masks)
         weighing = self._weighing = self._weighing or Weighing(self._row_count)
         if not weighing.seed:
-            weighing.begin(seed_of(self._randomness))
+            weighing.begin(self._randomness.words(SEED_BYTES // 8).tobytes())
         memory = self._scratch.array("rows", 1, *self._leaves.strips(count // 64)[1:])
         rows = Rows(memory, weighing.coefficients(count // 64), weighing.rows)
         self._leaves.make(Tweaked(self.hash, self.index, self.tweaks), given, rows, wanted)
