@@ -186,13 +186,11 @@ def squared_lengths_demand(count: int, rows: int) -> Demand:
     return square_demand(count * rows, BITS)
 
 
-def at_most(party: Party, lengths: RingShare, limit: RingShare | int) -> XorBits:
+def at_most(party: Party, lengths: RingShare, limit: RingShare) -> XorBits:
     """Return shares of whether each squared length (n,) is at most a limit, n bits, packed.
 
-    The limit is public, or shares of one, shape (1,) or (n,). Both are whole numbers below 2^63.
+    `limit` are shares of one, shape (1,) or (n,). Both are whole numbers below 2^63.
     """
-    if isinstance(limit, int):
-        limit = RingShare(np.array([limit if party.number == 0 else 0], np.uint64))
     return invert(party, compare.msb(party, RingShare(limit - lengths), BITS))
 
 
@@ -228,8 +226,6 @@ def square_demand(count: int, bits: int) -> Demand:
 
 def _bits_of(values: Ring, count: int) -> Bits:
     """Return the low `count` bits of all values, the lowest of all first: shape (count values,)."""
-    if not values.size:
-        return np.empty(0, np.uint8)
     one = values.dtype.type(1)
     planes = [(values >> values.dtype.type(i) & one).astype(np.uint8) for i in range(count)]
     return np.concatenate(planes)
