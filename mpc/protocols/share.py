@@ -92,13 +92,12 @@ def split(
         raise InputError(f"invalid shape to split: {values.shape}; give a (rows, columns) array")
     layout = Layout(values.shape[0], values.shape[1], bits)
     seeded = SeedUpload(layout, entropy(16))
-    packed = np.empty((layout.rows, layout.row_words), np.uint64)
+    packed = np.zeros((layout.rows, layout.row_words), np.uint64)
     for row in range(layout.rows):
         plain = ring.reduce(values[row], bits)
         mask = ring.unpack(seeded.words(row, 0, layout.row_words), bits, layout.columns)
         words = ring.pack(plain ^ mask if xor else ring.reduce(plain - mask, bits), bits)
         packed[row, : words.size] = words
-        packed[row, words.size :] = 0
     return seeded, WordsUpload(layout, packed)
 
 

@@ -160,9 +160,7 @@ def _array(entry: object, parts: Sequence[Part], at: int) -> tuple[str, NDArray[
     ):
         raise FrameError(f"array {quoted(name)}: bad shape {quoted(shape)}")
     dtype = DTYPES[dtype_name]
-    expected = dtype.itemsize
-    for length in shape:
-        expected *= length
+    expected = dtype.itemsize * math.prod(shape)
     count = max(1, -(-expected // PIECE_BYTES))
     pieces = parts[at : at + count]
     if (

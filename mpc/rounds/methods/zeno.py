@@ -122,15 +122,8 @@ class Zeno(AlwaysBounded, Clustered):
 
     @property
     def most_length(self) -> int:
-        return max(1, LONGEST >> self._narrower)
-
-    @property
-    def _narrower(self) -> int:
-        """Return by how many bits rows are shorter than those of one client may be.
-
-        The rows of a cluster's sum and of the validator's update together are then in range.
-        """
-        return self._heaviest.bit_length()
+        # so short that the rows of a cluster's sum and the validator's together are in range
+        return max(1, LONGEST >> self._heaviest.bit_length())
 
     @property
     def _heaviest(self) -> int:
