@@ -181,7 +181,7 @@ def test_what_is_linear() -> None:
     ):
         check_macs(both, (found[0], found[1]))
         assert (value((found[0], found[1])) == want).all()
-    assert "secrets" in repr(a[0])
+    assert repr(a[0]) == "AuthenticatedBits()"
 
 
 def test_some_of_what_is_kept() -> None:
@@ -194,7 +194,7 @@ def test_some_of_what_is_kept() -> None:
         assert (wide(kept[some]).macs == words[0, some]).all()
         assert (wide(kept[some]).keys == words[1, some]).all()
         assert (wide(kept[some]).bits == unpacked(kept.bits, 192)[some]).all()
-    assert "secrets" in repr(kept) and "secrets" in repr(Carry.zero(3))
+    assert (repr(kept), repr(Carry.zero(3))) == ("Kept()", "Carry()")
 
 
 def test_silent_ots_make_no_authenticated_bits() -> None:

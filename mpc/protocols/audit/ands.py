@@ -37,7 +37,7 @@ So y is used up. Of MACs and keys, `audit.bits.MAC_BITS` bits are kept.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import NamedTuple, Self
 
@@ -73,16 +73,16 @@ TILE = 1 << 13
 Factors = Sequence[AuthenticatedBits]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False)
 class Kept:
     """One party's halves of n authenticated bits, kept in few bytes.
 
     `bits` are packed. Of MACs (row 0) and keys (row 1) there are the lowest 32 bits, and 16 more.
     """
 
-    bits: Words
-    low: NDArray[np.uint32]
-    high: NDArray[np.uint16]
+    bits: Words = field(repr=False)
+    low: NDArray[np.uint32] = field(repr=False)
+    high: NDArray[np.uint16] = field(repr=False)
 
     @classmethod
     def empty(cls, count: int) -> Self:
@@ -108,25 +108,19 @@ class Kept:
         words = slice(some.start // 64, -(-some.stop // 64))
         return type(self)(self.bits[words], self.low[:, some], self.high[:, some])
 
-    def __repr__(self) -> str:
-        return f"Kept({len(self.bits)} words, <secrets>)"
 
-
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class Carry:
     """One party's halves of authenticated bits: `bits` packed, MACs and keys (n,)."""
 
-    bits: Words
-    macs: Words
-    keys: Words
+    bits: Words = field(repr=False)
+    macs: Words = field(repr=False)
+    keys: Words = field(repr=False)
 
     @classmethod
     def zero(cls, count: int) -> Self:
         """Return so many zeros."""
         return cls(np.zeros(-(-count // 64), np.uint64), *np.zeros((2, count), np.uint64))
-
-    def __repr__(self) -> str:
-        return f"Carry({len(self.macs)}, <secrets>)"
 
 
 class _Half(NamedTuple):

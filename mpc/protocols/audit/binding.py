@@ -151,9 +151,6 @@ class Binder:
         # of the tags or keys of a piece
         self._memory = np.empty(0, np.uint64)
 
-    def __repr__(self) -> str:
-        return f"Binder({len(self.chunks)} chunks, <secrets>)"
-
     def draw(self, start: int, rows: int, dim: int) -> Bound:
         """Commit to random values (rows, dim) from coordinate `start` on, as the peer does."""
         count, bits = rows * padded(dim), self.shape.bits

@@ -12,7 +12,7 @@ All that is linear over GF(2) each party computes on its own halves.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -24,16 +24,16 @@ from securemedian.mpc.protocols.audit.macs import MAC_BITS
 MAC_MASK = np.uint64((1 << MAC_BITS) - 1)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False)
 class AuthenticatedBits:
     """One party's halves of n authenticated bits.
 
     `bits` (n,) are its shares, `macs` (n,) their MACs, and `keys` (n,) those of the peer's MACs.
     """
 
-    bits: Bits
-    macs: Words
-    keys: Words
+    bits: Bits = field(repr=False)
+    macs: Words = field(repr=False)
+    keys: Words = field(repr=False)
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -49,9 +49,6 @@ class AuthenticatedBits:
 
     def __len__(self) -> int:
         return len(self.bits)
-
-    def __repr__(self) -> str:
-        return f"AuthenticatedBits({len(self)}, <secrets>)"
 
     def __xor__(self, other: Self) -> Self:
         pairs = zip(self.arrays, other.arrays, strict=True)

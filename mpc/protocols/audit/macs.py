@@ -204,9 +204,6 @@ class _End:
         # all ones where a bit of Delta is 1, which the verifier has
         self._masks = np.zeros(self.mac_bits, np.uint16)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(<secrets>)"
-
     def _next(self, count: int, bits: int) -> int:
         """Return the position of the next elements."""
         if not 1 <= bits <= MAX_BITS:

@@ -45,9 +45,6 @@ class Weighing:
         # those that have begun
         self.portions = 0
 
-    def __repr__(self) -> str:
-        return "Weighing(<secrets>)"
-
     def begin(self, seed: bytes) -> None:
         """Begin a portion, whose coefficients come from a seed."""
         self.seed, self._stream = seed, Stream(seed)
