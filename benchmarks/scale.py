@@ -88,12 +88,15 @@ def timed_round(service: Service, params: RoundParams) -> Round:
 
 
 @contextmanager
-def started(params: RoundParams, **tables: str) -> Iterator[Service]:
-    """Start two servers, each with the tables that are named after it.
+def started(params: RoundParams, table: str, **values: Any) -> Iterator[Service]:
+    """Start two servers, with these values in one table of both configurations.
 
     They make nothing ahead, so that a round's seconds have all of its work.
     """
     settings = {"pool_limit_bytes": 0}
+    # JSON's words, numbers and switches are TOML's
+    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    tables = dict.fromkeys(SERVERS, "\n".join([f"[{table}]", *lines]))
     # short, because Ray has sockets below the servers' folders
     with (
         tempfile.TemporaryDirectory(prefix="sm-") as made,
@@ -159,8 +162,7 @@ def run(options: argparse.Namespace) -> None:
         kept = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp"))
         os.environ["RAY_TMPDIR"] = kept
         with console.status("starting on threads"):
-            lanes = dict.fromkeys(SERVERS, _table("protocol", lanes=options.lanes))
-            threads = stack.enter_context(started(params, **lanes))
+            threads = stack.enter_context(started(params, "protocol", lanes=options.lanes))
         for workers in options.workers:
             shards = max(workers, options.shards or workers)
             with console.status(f"{workers} workers a server"):
@@ -176,18 +178,11 @@ def run(options: argparse.Namespace) -> None:
     console.print(f"saved to {file}")
 
 
-def _table(name: str, **values: Any) -> str:
-    # JSON's words, numbers and switches are TOML's
-    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-    return "\n".join([f"[{name}]", *lines])
-
-
 def measure(
     threads: Service, params: RoundParams, workers: int, shards: int, repeat: int
 ) -> tuple[dict[str, Any], list[Round]]:
     """Run rounds on workers, each beside one on threads; return the point, and the latter."""
-    engine = _table("engine", kind="ray", workers=workers, shards=shards)
-    with started(params, **dict.fromkeys(SERVERS, engine)) as service:
+    with started(params, "engine", kind="ray", workers=workers, shards=shards) as service:
         pairs = [
             (timed_round(threads, params), timed_round(service, params)) for _ in range(repeat + 1)
         ]

@@ -51,10 +51,6 @@ class Student:
             vector = trainer.trained(vector, 1)
         return cls(trainer, inputs, vector)
 
-    @property
-    def network(self) -> str:
-        return self.trainer.model.name
-
     def predictions(self) -> Labels:
         """Return the probabilities (samples, classes) that this client gives the public set."""
         return models.predict(self.trainer.model, self.vector, self.inputs)

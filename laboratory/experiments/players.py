@@ -164,7 +164,7 @@ class Collaborators(Players):
         every, found = [], dict[str, list[float]]()
         for student in self._students(state)[: self._honest]:
             every.append(self._accuracy(student.trainer, student.vector))
-            found.setdefault(student.network, []).append(every[-1])
+            found.setdefault(student.trainer.model.name, []).append(every[-1])
         return float(np.mean(every)), {name: float(np.mean(ones)) for name, ones in found.items()}
 
     def inferred(self, sent: NDArray[np.float32], labels: NDArray[np.float32]) -> dict[str, float]:
