@@ -100,14 +100,6 @@ def _group_of(current: Round, group: int | None) -> int:
     return group
 
 
-def _check_same(made: Submission, vector: NDArray[Any], group: int) -> None:
-    if made.update != fingerprint(vector, group):
-        raise DuplicateUpload(
-            "another update of yours is on its way to a round, which takes one: "
-            f"{made.round_id}; submit that one again, or wait for the next round"
-        )
-
-
 class Client(Member):
     """A data owner's access to the service. Not for two threads at once."""
 
@@ -297,8 +289,11 @@ class Client(Member):
         group = _group_of(current, group)
         made = self._journal.submission(current.round_id)
         again = made is not None
-        if made is not None:
-            _check_same(made, vector, group)
+        if made is not None and made.update != fingerprint(vector, group):
+            raise DuplicateUpload(
+                "another update of yours is on its way to a round, which takes one: "
+                f"{made.round_id}; submit that one again, or wait for the next round"
+            )
         try:
             if made is None:
                 self._check_free(current)
