@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.laboratory import models, plaintext
-from securemedian.laboratory.attacks import BitFlip
+from securemedian.laboratory.attacks import NO_ATTACK, BitFlip
 from securemedian.laboratory.data.base import rotate
 from securemedian.laboratory.experiments.runs import Design
 from securemedian.laboratory.plots import Line, Panel, Picture
@@ -56,6 +56,7 @@ def picture(design: Design, found: Sequence[dict[str, Any]]) -> Picture:
 def _accuracies(design: Design, groups: int, seed: int, method: str) -> list[float]:
     model = design.network(design.model)
     count = groups if "groups" in method else 1
+    honest = design.clients - design.attackers
     trainers = [
         Trainer.of_part(
             design.data,
@@ -63,13 +64,13 @@ def _accuracies(design: Design, groups: int, seed: int, method: str) -> list[flo
             design.clients,
             seed,
             design.images,
+            NO_ATTACK if index < honest else BitFlip(1),
             how=design.split,
             model=model,
             quarters=index % groups,
         )
         for index in range(design.clients)
     ]
-    honest = design.clients - design.attackers
     starts = models.starts(model, seed, count).reshape(count, -1)
     params = RoundParams(
         Bucketed(buckets=BUCKETS, groups=count), dim=starts.shape[1], max_clients=design.clients
@@ -85,8 +86,8 @@ def _accuracies(design: Design, groups: int, seed: int, method: str) -> list[flo
         chosen[honest:] = [int(np.argmin(sizes))] * design.attackers
         updates = np.stack(
             [
-                _sent(trainer, run.models[group], number, index >= honest)
-                for index, (trainer, group) in enumerate(zip(trainers, chosen, strict=True))
+                trainer.update(run.models[group], number)
+                for trainer, group in zip(trainers, chosen, strict=True)
             ]
         )
         run = _followed(run, params, updates, chosen, method)
@@ -96,11 +97,6 @@ def _accuracies(design: Design, groups: int, seed: int, method: str) -> list[flo
 
 def _choice(trainer: Trainer, each: Sequence[Float32s]) -> int:
     return int(np.argmin([trainer.loss(one) for one in each])) if len(each) > 1 else 0
-
-
-def _sent(trainer: Trainer, start: Float32s, number: int, faulty: bool) -> Float32s:
-    attacker = replace(trainer, attack=BitFlip(1)) if faulty else trainer
-    return attacker.update(start, number)
 
 
 def _followed(
