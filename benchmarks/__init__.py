@@ -10,7 +10,7 @@ Each question has one module:
 `scale`     what do workers change?
 `forecast`  what will a round cost? The verb `plan`, which needs no servers
 
-They share `cli` (the verb `bench`), `kind` (what every kind does), `settings` (options), `harness`
-(two processes), `party` (one of them), `work` (a point of either), `link` (a shaped link) and
-`yardstick` (AES).
+They share `cli` (the verb `bench`), `kind` (what every kind does), `settings` (options) and
+`harness` (two processes). Beside these are `party` (one of the processes), `work` (a point of
+either), `link` (a shaped link) and `yardstick` (AES).
 """

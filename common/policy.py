@@ -258,7 +258,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         choices = _choices()
-        # what is a number, or has a number of entries
+        # parameters that are numbers, or have a number of entries, and the two limits besides
         numbers = [name for name in ROUND_FIELDS if name != "method"]
         numbers += [about.name for about in _options() if about.kind not in (str, bool)]
         numbers = list(dict.fromkeys([*numbers, RESULTS, self.RATE]))
