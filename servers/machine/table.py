@@ -337,6 +337,8 @@ _BOTH: tuple[Row, ...] = (
     (RUNNING, Computed, always, None, Done),
     (RUNNING, Done, both_computed, *_PUBLISHED),
     (RUNNING, Done, always, None),
+    (RUNNING, Unlinked, computed, None, DROP_SESSION),
+    (RUNNING, Interrupted, computed, None),
 )
 
 _LEADER = _table(
@@ -400,8 +402,6 @@ _LEADER = _table(
     (STARTING, (Unlinked, Interrupted, Overdue, Again), given_up, *_FAILED_S0, Failed),
     (STARTING, Unlinked, always, *_BROKEN),
     (STARTING, (Interrupted, Overdue), always, *_BROKEN, Again),
-    (RUNNING, Unlinked, computed, None, DROP_SESSION),
-    (RUNNING, Interrupted, computed, None),
     (RUNNING, (Unlinked, Interrupted, Overdue, Again), given_up, *_FAILED_S0, Failed),
     (RUNNING, Unlinked, always, *_BROKEN),
     (RUNNING, Interrupted, always, *_BROKEN, Again),
@@ -464,9 +464,7 @@ _FOLLOWER = _table(
     (QUEUED, Interrupted, always, None, DROP_SESSION),
     ((CHECKING, QUEUED, VOTING), Compute, obstructed, *_FAILED, Failed),
     ((CHECKING, QUEUED, VOTING), Compute, always, RUNNING, LOG, BIND, START, Ready),
-    (RUNNING, Unlinked, computed, None, DROP_SESSION),
     (RUNNING, Unlinked, always, *_BROKEN),
-    (RUNNING, Interrupted, computed, None),
     (RUNNING, Overdue, left_alone, *_FAILED, Failed),
     (RUNNING, (Interrupted, Overdue), always, *_BROKEN, Again),
     (RUNNING, Again, current, *_BROKEN),
