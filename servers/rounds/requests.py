@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,7 @@ from securemedian.servers.machine.round import ServerRound
 from securemedian.servers.network.control import is_round_id
 from securemedian.servers.network.transport import DEFECT, error_frame, take_number
 from securemedian.servers.rounds.register import Entry
-from securemedian.servers.rounds.rounds import Rounds, WhenStored
+from securemedian.servers.rounds.rounds import Rounds
 from securemedian.servers.rounds.runs import Opening
 from securemedian.servers.storage.spool import DEALING, Piece, kind_of
 
@@ -320,6 +321,13 @@ class Requests:
         self.answers[call.op, "ok"] += 1
         self._send(call, wire.pack(call.op, {**answer.fields, "id": call.number}, answer.arrays))
 
+    def _tell_how(self, call: Call, answer: Answer, error: SecureMedianError | None) -> None:
+        """Answer a request once its share is stored, or refuse it with the error."""
+        if error is None:
+            self._answer(call, answer)
+        else:
+            self._refuse(call, error)
+
     def _send(self, call: Call, parts: Sequence[wire.Part]) -> None:
         try:
             self._reply(call.address, parts)
@@ -548,9 +556,9 @@ class Requests:
         """
         entry, fields = self._find(call), call.fields
         share = _share_of(call, entry.server_round)
-        when_stored = self._when_stored(call, Answer({"whole": fields.piece + 1 == fields.pieces}))
+        answer = Answer({"whole": fields.piece + 1 == fields.pieces})
         piece = Piece(DEALING, fields.form, share, fields.piece, fields.pieces)
-        self._rounds.put(entry, call.key, piece, when_stored)
+        self._rounds.put(entry, call.key, piece, partial(self._tell_how, call, answer))
 
     def _checked(self, call: Call) -> Answer:
         """Tell the `verdict` on the caller's dealing: passed, failed, or "" while it is unknown.
@@ -583,7 +591,7 @@ class Requests:
         self._warn_of_form(call, entry)
         kind, vote, path = kind_of(fields.level), fields.level, fields.path.hex()
         piece = Piece(kind, form, share, group=group, masks=masks, vote=vote, path=path)
-        self._rounds.put(entry, call.key, piece, self._when_stored(call, Answer()))
+        self._rounds.put(entry, call.key, piece, partial(self._tell_how, call, Answer()))
 
     def _warn_of_form(self, call: Call, entry: Entry) -> None:
         """Log that a client of release 1.0 uploads, whose values are matched by their number."""
@@ -655,17 +663,6 @@ class Requests:
             )
         folds.put(call.key, call.fields.binding, fold)
         return Answer()
-
-    def _when_stored(self, call: Call, answer: Answer) -> WhenStored:
-        """Return the function that answers a request once its share is stored, or is not."""
-
-        def answered(error: SecureMedianError | None) -> None:
-            if error is None:
-                self._answer(call, answer)
-            else:
-                self._refuse(call, error)
-
-        return answered
 
     def _decline(self, call: Call) -> Answer:
         """Leave the caller out of a round, for this reason.
@@ -781,23 +778,16 @@ def _check_listed(call: Call, server_round: ServerRound) -> None:
         raise UnknownRound(members.why_not_for_you(server_round))
 
 
-def _share_of(call: Call, server_round: ServerRound) -> NDArray[Any]:
-    """Return the share in a request for this round.
-
-    Raises what `_check_start` and `_array_of` raise.
-    """
-    _check_start(call, server_round)
-    return _array_of(call, "share")
-
-
 def _array_of(call: Call, name: str) -> NDArray[Any]:
     if name not in call.arrays:
         raise FrameError(f"{call.op!r} needs the array `{name}`")
     return call.arrays[name]
 
 
-def _check_start(call: Call, server_round: ServerRound) -> None:
-    """Raise BadUpload if a share is for other parameters or another model than those of a round.
+def _share_of(call: Call, server_round: ServerRound) -> NDArray[Any]:
+    """Return the share in a request for this round.
+
+    Raises BadUpload if it is for other parameters or another model than the round's.
 
     SECURITY: S0 alone hands out the model. One that gave some clients another model could read the
     update of the last, unless S1 compares `start`, which it was told with `open`.
@@ -813,6 +803,7 @@ def _check_start(call: Call, server_round: ServerRound) -> None:
             f"{server_round.round_id}; ask both operators, for one server does not tell the "
             "truth"
         )
+    return _array_of(call, "share")
 
 
 def _masks_of(call: Call, server_round: ServerRound) -> bytes | None:
