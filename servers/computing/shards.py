@@ -325,7 +325,9 @@ class _Crew:
         ask_at = heard if hurry() else heard + ASK_S
         while not all(seat.done for seat in seats):
             if self._link.ready(TURN_S, self._bell):
-                self._take(decode(self._received_parts()))
+                parts = self._link.recv()
+                self._received += wire.size(parts)
+                self._take(decode(parts))
                 heard = time.monotonic()
             self._bell.hush()
             for seat in seats:
@@ -364,11 +366,6 @@ class _Crew:
             self._met = True
 
     # Messages of workers
-
-    def _received_parts(self) -> list[bytes]:
-        parts = self._link.recv()
-        self._received += wire.size(parts)
-        return parts
 
     def _take(self, message: Message) -> None:
         """Take a message of the other daemon. One about an earlier attempt changes nothing."""

@@ -179,13 +179,10 @@ class ShardWorker:
                 seat.hurry.clear()
                 params, limit_bytes, shard = arguments
                 return computation.fill(params, limit_bytes, seat.hurry.is_set, seat.note, shard)
-            case "check_values":
+            case "check_values" | "run_round":
                 # the daemons toss, if anybody does
                 given, shard = arguments
-                return computation.check_values(given, seat.note, shard)
-            case "run_round":
-                given, shard = arguments
-                return computation.run_round(given, seat.note, shard)
+                return getattr(computation, step)(given, seat.note, shard)
         return getattr(computation, step)(*arguments)
 
     def hurry(self, key: str) -> None:
