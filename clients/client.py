@@ -137,7 +137,9 @@ class Client(Member):
         here = os.getpid(), folder.resolve()
 
         def taken() -> bool:
-            return here in _open_here and not _open_here[here].closed
+            # asked for once, because memory may be freed between two questions
+            other = _open_here.get(here)
+            return other is not None and not other.closed
 
         if taken():
             # by one that nobody can close any more

@@ -1,15 +1,19 @@
 """A client's files for a restart: `clients.journal`."""
 
+import gc
+import os
 import stat
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pytest
 
-from securemedian.clients import journal
+from securemedian.clients import client, journal
+from securemedian.clients.client import Client
 from securemedian.clients.journal import (
     DAY_S,
     ROUNDS_RETAINED,
@@ -18,6 +22,7 @@ from securemedian.clients.journal import (
     Submission,
     fingerprint,
 )
+from securemedian.clients.spent import Spent
 from securemedian.clients.upload import ShareHalf
 from securemedian.common import durable
 from securemedian.common.versions import STORE
@@ -336,3 +341,24 @@ def test_an_id_that_is_no_file_name_is_refused(folder: Path, name: str) -> None:
     given: dict[str, Any] = {"params": PARAMS, "index": 0}
     with pytest.raises(PeerProtocolError, match="invalid round id"):
         Journal(folder).draw(name, **given)
+
+
+def test_a_client_that_is_freed_while_another_asks_holds_no_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, after = object.__new__(Client), object.__new__(Client)
+    before.closed, after._spent = False, Spent(None)
+    held = [before]
+    del before
+
+    class Freed(WeakValueDictionary[Any, Client]):
+        def __contains__(self, key: object) -> bool:
+            found = super().__contains__(key)
+            held.clear()
+            return found
+
+    others = Freed({(os.getpid(), folder.resolve()): held[0]})
+    monkeypatch.setattr(client, "_open_here", others)
+    monkeypatch.setattr(gc, "collect", held.clear)
+    after._own_journal(folder).close()
+    assert others[os.getpid(), folder.resolve()] is after
