@@ -509,7 +509,7 @@ class Client(Member):
         """
         if claimed := self._spent.round_of(update):
             round_id = claimed.partition("/")[0]
-            about = {"round": round_id}
+            about = {"round": round_id, "failed": True}
             with suppress(*REFUSED):
                 said = [self.status(round_id, party=party) for party in (0, 1)]
                 of = held([self.ask("checked", about, party=party).fields for party in (0, 1)])

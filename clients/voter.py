@@ -154,9 +154,13 @@ class Voter:
         if not upheld.masks[0] or other["binding"] != binding or one["level"] != upheld.vote:
             # one of them has gone on
             return False
-        for name, what in (("level", "levels"), ("coin", "coins"), ("set", "sets of clients")):
+        for name, what in (
+            ("level", "S0 and S1 name different levels"),
+            ("coin", "S0 and S1 name different coins"),
+            ("set", "S0 and S1 name different sets of clients"),
+        ):
             if other[name] != one[name]:
-                raise _contradiction(round_id, f"S0 and S1 name different {what}")
+                raise _contradiction(round_id, what)
         self._journal.note_fold(round_id, binding, coin + one["set"] + before)
         if not upheld.ballot:
             self._client.report(f"round {round_id}: answering for the upload")

@@ -185,9 +185,11 @@ def test_a_server_tells_what_it_has_opened_once_it_knows_the_verdict(s1: Server)
     held = s1.ask(first, "checked", round=ROUND).fields["dealing"]
     assert len(held) == 32
     s1.fail()
-    # by it the client knows its round again
+    # by it the client knows its round again. One that waits for the verdict is told of none: it
+    # would take what is not there any more for a deviation
     for _ in range(2):
-        assert s1.ask(first, "checked", round=ROUND).fields["dealing"] == held
+        assert s1.ask(first, "checked", round=ROUND, failed=True).fields["dealing"] == held
+        assert s1.ask(first, "checked", round=ROUND).fields["code"] == "round-closed"
         s1.restart()
 
 

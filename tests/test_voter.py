@@ -670,7 +670,7 @@ def test_an_update_is_freed_only_if_both_servers_say_that_nothing_was_opened(
         return RoundStatus(state=said[party][0], opened=said[party][1])
 
     def ask(op: str, fields: Any, party: int) -> wire.Message:
-        assert (op, fields) == ("checked", {"round": ROUND})
+        assert (op, fields) == ("checked", {"round": ROUND, "failed": True})
         return wire.Message(op, {"dealing": [*said[party], b"dealt"][2]})
 
     client: Any = SimpleNamespace(status=status, ask=ask, _spent=Spent(tmp_path / "spent"))

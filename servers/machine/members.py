@@ -52,17 +52,17 @@ def check_dealing(here: ServerRound, client: str) -> None:
     _check_sender(here, client, "dealings")
 
 
-def check_asked(here: ServerRound, client: str) -> None:
+def check_asked(here: ServerRound, client: str, failed: bool) -> None:
     """Check that the verdict on this client's dealing is known, or may still come.
 
     Raises BadUpload if no whole dealing of it is here, and RoundClosed if it is
-    useless now. Of a failed round it shows that this is the one that the client knows.
+    useless now. A caller that takes an answer of a `failed` round gets one.
     """
     if client not in here.dealt_here:
         raise BadUpload(
             f"no whole dealing of yours is stored here for the round: {here.round_id}; deal first"
         )
-    known = here.failed | (here.passed if here.state is State.FAILED else set())
+    known = here.failed | (here.passed if failed and here.state is State.FAILED else set())
     if here.state is not State.OPEN and client not in known:
         raise RoundClosed(
             f"round {here.round_id} takes no uploads: it is {here.state}; wait for the next one"

@@ -150,6 +150,14 @@ class DealFields(ShareFields):
 
 
 @dataclass(frozen=True)
+class CheckedFields(OneRound):
+    """The fields with which a client asks for the verdict on its dealing."""
+
+    # whether it takes an answer of a round that has failed, which has dropped what was opened
+    failed: bool = field(default=False, metadata={"since": 3})
+
+
+@dataclass(frozen=True)
 class BoundFields(OneRound):
     """The fields with which a client asks what a round asks of it."""
 
@@ -566,11 +574,11 @@ class Requests:
         Then also `coin` of the check, and `opened`: per part the SHA-256 of what this server has
         opened (guards as u8[W, 64], then turns, packed as in dealing.turns). The caller alone can
         judge it. `dealing` is the digest of what this server holds. Refused once the round takes no
-        uploads (round-closed), unless it has failed.
+        uploads (round-closed), unless it has `failed` and the caller knows.
         """
         entry, key = self._listed(call), call.key
         server_round = entry.server_round
-        members.check_asked(server_round, key)
+        members.check_asked(server_round, key, call.fields.failed)
         member = server_round.members[key]
         if member.passed is None:
             return Answer({"verdict": "", "coin": b"", "opened": b""})
@@ -849,7 +857,7 @@ OPS: dict[str, Op] = {
     "model": Op(Requests._model, OneRound, leader_only=True),
     "form": Op(Requests._form, FormFields, (CLIENT,), leader_only=True),
     "deal": Op(Requests._deal, DealFields, (CLIENT,), frozenset({"share"})),
-    "checked": Op(Requests._checked, OneRound, (CLIENT,), polled=True),
+    "checked": Op(Requests._checked, CheckedFields, (CLIENT,), polled=True),
     "upload": Op(Requests._upload, UploadFields, (CLIENT,), frozenset({"share", "masks"})),
     "bound": Op(Requests._bound, BoundFields, (CLIENT,), polled=True),
     "folded": Op(Requests._folded, FoldedFields, (CLIENT,), frozenset({"fold"})),
