@@ -189,7 +189,8 @@ def squared_lengths_demand(count: int, rows: int) -> Demand:
 def at_most(party: Party, lengths: RingShare, limit: RingShare) -> XorBits:
     """Return shares of whether each squared length (n,) is at most a limit, n bits, packed.
 
-    `limit` are shares of one, shape (1,) or (n,). Both are whole numbers below 2^63.
+    `limit` are shares of one limit, shape (1,), or of one each, shape (n,). Lengths and limits are
+    whole numbers below 2^63.
     """
     return invert(party, compare.msb(party, RingShare(limit - lengths), BITS))
 

@@ -62,12 +62,17 @@ class Cost:
 
     def as_checking(self) -> "Cost":
         """Return what was counted, all of it, as the cost of a check."""
-        checking = {
-            f"checking_{name}": getattr(self, name)
-            for name in ("bytes_sent", "bytes_received", "rounds", "seconds")
-        }
-        counted = ("ots", "bytes_sent", "bytes_received", "messages", "rounds")
-        return Cost(**checking, **{name: getattr(self, name) for name in counted})
+        return Cost(
+            ots=self.ots,
+            bytes_sent=self.bytes_sent,
+            bytes_received=self.bytes_received,
+            messages=self.messages,
+            rounds=self.rounds,
+            checking_bytes_sent=self.bytes_sent,
+            checking_bytes_received=self.bytes_received,
+            checking_rounds=self.rounds,
+            checking_seconds=self.seconds,
+        )
 
     def as_ahead(self) -> "Cost":
         """Return what was counted, all of it, as the cost of preprocessing ahead of a round."""
