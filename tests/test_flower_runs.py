@@ -49,7 +49,7 @@ class Flower:
         )
 
     def start(self, name: str, *command: str) -> None:
-        with (self._folder / f"{name}.log").open("wb") as log:
+        with (self._folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 [str(self._bin / command[0]), *command[1:]],
                 env=self._environment,
@@ -68,15 +68,18 @@ class Flower:
         )
         wait_until(self._answers, LIMIT_S)
 
-    def supernode(self, number: int) -> None:
-        client = self._pair.folder / f"client-{number}.toml"
-        self.start(
-            f"supernode-{number}",
-            *("flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.port}"),
-            *("--host", "127.0.0.1", "--port", str(self._node_ports[number - 1])),
-            "--node-config",
-            f'securemedian-config="{client}" partition-id={number - 1} num-partitions={NODES}',
-        )
+    def supernodes(self) -> None:
+        """Start a SuperNode for each client, in place of one that runs."""
+        for number in range(1, NODES + 1):
+            client = self._pair.folder / f"client-{number}.toml"
+            self.end(name := f"supernode-{number}")
+            self.start(
+                name,
+                *("flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.port}"),
+                *("--host", "127.0.0.1", "--port", str(self._node_ports[number - 1])),
+                "--node-config",
+                f'securemedian-config="{client}" partition-id={number - 1} num-partitions={NODES}',
+            )
 
     def flwr(self, *arguments: str) -> Any:
         done = subprocess.run(
@@ -124,15 +127,20 @@ class Flower:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
+    def end(self, name: str) -> None:
+        """End a process and those that it has started, if it runs."""
+        if (process := self._processes.pop(name, None)) is None:
+            return
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
     def close(self) -> None:
-        for process in self._processes.values():
-            os.killpg(process.pid, signal.SIGTERM)
-        for process in self._processes.values():
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        for name in reversed(list(self._processes)):
+            self.end(name)
 
 
 @pytest.fixture
@@ -154,11 +162,9 @@ def two_rounds(flower: Flower, pair: Pair) -> None:
 
 
 def stop_in_training(flower: Flower, pair: Pair) -> str:
-    """Stop a run of the example while its nodes train, and return the id of its round.
-
-    SuperNodes go on training for it, and take the next run's messages after that.
-    """
-    stopped = flower.run(**{"local-epochs": 1000})
+    """Stop a run of the example while its nodes train, and return the id of its round."""
+    # hours of training, so that no node submits before Flower has stopped the run
+    stopped = flower.run(**{"local-epochs": 1_000_000})
     wait_until(lambda: pair.status()["state"] == "open", LIMIT_S)
     round_id = str(pair.status()["round"])
     flower.flwr("stop", stopped, "test")
@@ -177,12 +183,13 @@ def test_the_example_runs_in_the_simulation_and_after_a_run_that_was_stopped(
 
 def test_the_example_runs_with_a_superlink_and_supernodes(flower: Flower, pair: Pair) -> None:
     flower.superlink()
-    for number in range(1, NODES + 1):
-        flower.supernode(number)
+    flower.supernodes()
     stopped = stop_in_training(flower, pair)
     # here the strategy has the time to end its round itself
-    wait_until(lambda: pair.status(round_id=stopped)["state"] == "failed")
+    wait_until(lambda: pair.status(round_id=stopped)["state"] == "failed", LIMIT_S)
     assert "the run was stopped" in pair.status(round_id=stopped)["reason"]
+    # SuperNodes go on training for a run that was stopped
+    flower.supernodes()
     two_rounds(flower, pair)
     # a run without a result says why where people look
     ended = flower.ended(flower.run(**{"coordinator": "/nowhere/coordinator.toml"}))

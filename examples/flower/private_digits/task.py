@@ -3,11 +3,16 @@
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
+from threadpoolctl import threadpool_limits
 
 Arrays = dict[str, NDArray[np.float32]]
 
 TEST_IMAGES = 297
 HIDDEN = 32
+
+# In a simulation Ray forks this process, maybe while another thread measures the model. OpenBLAS
+# ends its threads then, and may wait for one of them for ever (OpenMathLib/OpenBLAS, request 3111).
+threadpool_limits(1, user_api="blas")
 
 
 def start_model() -> Arrays:
