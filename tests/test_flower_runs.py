@@ -69,7 +69,7 @@ class Flower:
         wait_until(self._answers, LIMIT_S)
 
     def supernodes(self) -> None:
-        """Start a SuperNode for each client, in place of one that runs."""
+        """Start a SuperNode for each client. One that runs is ended first."""
         for number in range(1, NODES + 1):
             client = self._pair.folder / f"client-{number}.toml"
             self.end(name := f"supernode-{number}")
