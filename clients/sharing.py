@@ -374,12 +374,14 @@ class Dealer:
             opened = dealt.opened(coin)
             right = all(answer.get("opened") == opened for answer in answers)
         if any(answer["verdict"] == "failed" for answer in answers):
-            why = (
-                "both servers have opened what this program has dealt, and so one of them does not "
-                "follow the protocol"
-                if right
-                else "the servers have not opened what this program has dealt"
-            )
+            why = "the servers have not opened what this program has dealt"
+            if right:
+                why = (
+                    "both servers have opened what this program has dealt, and so one of them does "
+                    "not follow the protocol"
+                )
+            elif not all(answer.get("opened") for answer in answers):
+                why = "the round has ended, and a server no longer has what it opened"
             raise NotAllowed(
                 f"your dealing failed the check ({why}), and you are left out: round "
                 f"{self.round_id}; wait for the next round, and report it if it comes again"

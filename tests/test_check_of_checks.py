@@ -102,14 +102,20 @@ def test_each_server_may_be_right_about_another_coin(own: OwnDealing) -> None:
 
 
 @pytest.mark.parametrize("server", [0, 1])
-@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize(
+    "changes, why",
+    [
+        ({}, "one of them does not follow the protocol"),
+        ({"opened": bytes(32)}, "have not opened what"),
+        ({"opened": b""}, "a server no longer has what it opened"),
+    ],
+)
 def test_a_client_that_failed_is_told_what_it_can_know(
-    own: OwnDealing, server: int, right: bool
+    own: OwnDealing, server: int, changes: dict[str, Any], why: str
 ) -> None:
     answers = [said(own), said(own)]
-    answers[server] |= {"verdict": "failed"} | ({} if right else {"opened": bytes(32)})
-    match = "one of them does not follow the protocol" if right else "have not opened what"
-    with pytest.raises(NotAllowed, match=f"failed the check .*{match}"):
+    answers[server] |= {"verdict": "failed"} | changes
+    with pytest.raises(NotAllowed, match=f"failed the check .*{why}"):
         judged(own, *map(Asked, answers))
 
 
