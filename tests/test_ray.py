@@ -63,15 +63,20 @@ def on_ray(folder: Path, made: Pair | None = None, **settings: dict[str, Any]) -
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
     """Start two servers on local clusters of different sizes, with three shards a round."""
-    with (
-        tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as made,
-        on_ray(
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as made:
+        # of servers that were killed
+        left = [Path(made) / f"{server}-state" / "ray" / "session_left" for server in ("s0", "s1")]
+        for folder in left:
+            folder.mkdir(parents=True)
+        with on_ray(
             Path(made),
             s0={"workers": 2, "shards": 3},
             s1={"workers": 3, "ports": "20000-20200"},
-        ) as started,
-    ):
-        yield started
+        ) as started:
+            assert not any(folder.exists() for folder in left)
+            yield started
+        # what a cluster has written ends with it
+        assert not any(folder.parent.exists() for folder in left)
 
 
 def updates(dim: int = DIM) -> list[np.ndarray]:
@@ -121,16 +126,6 @@ def test_a_folder_too_long_for_rays_sockets_is_refused(short: Path) -> None:
         on_ray(folder, s0={"workers": 1}, s1={"workers": 1}),
     ):
         pass
-
-
-def test_what_a_cluster_has_written_ends_with_it(short: Path) -> None:
-    # of a server that was killed
-    for server in ("s0", "s1"):
-        left = short / f"{server}-state" / "ray" / "session_left"
-        left.mkdir(parents=True)
-    with on_ray(short, s0={"workers": 1}, s1={"workers": 1}):
-        assert not left.exists()
-    assert not left.parent.exists()
 
 
 @pytest.mark.parametrize("server", ["s0", "s1"])
