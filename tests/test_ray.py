@@ -31,6 +31,12 @@ DIM = 1000
 # limits for workers that start beside others on two cores
 LIMITS = SETTINGS | {"peer_wait_s": 300, "channel_timeout_s": 60, "peer_timeout_s": 20}
 START_S = 240.0
+# a server that waits for a cluster for 5 s instead of 90
+HASTY = (
+    "-c",
+    "from securemedian.cli import main; from securemedian.servers.computing import ray; "
+    "ray.INIT_S = 5; main()",
+)
 # the options with which each method is opened here
 VALIDATOR = "client-1"
 MADE_WITH = GIVEN | {"zeno": {"validator": VALIDATOR, "clusters": 1}}
@@ -198,11 +204,11 @@ def test_a_node_that_dies_costs_its_shards_alone(nodes: Any, short: Path) -> Non
 # Wrong configurations
 
 
-def failing(pair: Pair, **settings: Any) -> str:
+def failing(pair: Pair, program: Sequence[str] = (), **settings: Any) -> str:
     """Start S0 with settings of its engine that it cannot have, and return what it says."""
     pair.configure("s0", engine(kind="ray", **settings))
     begun = time.monotonic()
-    pair.start("s0", until="listening")
+    pair.start("s0", program=program, until="listening")
     assert pair.ended("s0", START_S) == 2
     assert time.monotonic() - begun < START_S / 2
     return pair.output("s0").strip().rpartition("\n")[2]
@@ -223,8 +229,8 @@ def test_a_cluster_that_everybody_may_use_is_refused(alone: Pair, nodes: Any) ->
 def test_an_address_of_something_else_is_named(alone: Pair) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        said = failing(alone, address=address, insecure=True)
-    assert "has not let this server in within" in said
+        said = failing(alone, HASTY, address=address, insecure=True)
+    assert "has not let this server in within 5 s" in said
     assert f"the Ray cluster at {address}" in said
 
 
