@@ -24,6 +24,7 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
+from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig, ServerAddress
 from securemedian.common.keys import KeyPair, load_keys
 from securemedian.common.policy import Policy
@@ -90,6 +91,23 @@ def in_background(function: Callable[[], object], limit_s: float = WAIT_S) -> Ca
             raise errors[0]
 
     return join
+
+
+def client_of(pair: "Pair", number: int, **changed: Any) -> Client:
+    """Return a client as a process has it, which the caller closes."""
+    return Client(pair.config(f"client-{number}", **changed))
+
+
+def results_of(clients: Sequence[Client], round_id: str) -> list[NDArray[np.float32]]:
+    """Return what all clients get, which wait for it at the same time."""
+    got: list[Any] = [None] * len(clients)
+
+    def wait(place: int) -> None:
+        got[place] = clients[place].result(round_id, timeout_s=WAIT_S)
+
+    for join in [in_background(partial(wait, place)) for place in range(len(clients))]:
+        join()
+    return got
 
 
 def endpoint_of(port: ClientPort) -> str:

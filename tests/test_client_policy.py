@@ -19,8 +19,6 @@ from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import (
     ChannelTimeout,
     ConfigError,
-    DuplicateUpload,
-    NotAllowed,
     PolicyRefused,
     RoundClosed,
 )
@@ -183,7 +181,7 @@ def refusals(pair: Pair) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["methods", "with_clients", "security"])
+@pytest.mark.parametrize("name", ["with_clients", "security"])
 def test_a_client_refuses_before_it_trains_and_both_servers_are_told(pair: Pair, name: str) -> None:
     table, given, said = LINES[name]
     round_id = pair.open(model=MODEL, **given)
@@ -211,20 +209,6 @@ def test_a_client_refuses_before_it_trains_and_both_servers_are_told(pair: Pair,
 
 
 @pytest.mark.slow
-def test_a_round_that_its_clients_refuse_fails_with_the_reason(pair: Pair) -> None:
-    round_id = pair.open(model=MODEL, **RADIX)
-    # S1 first, because S0 ends the round
-    for server in ("s1", "s0"):
-        for name in pair.names:
-            # a repeated request is answered alike
-            for _ in range(2):
-                pair.caller(name, server).ask("decline", round=round_id)
-    status = pair.wait("failed")
-    assert f"client-1, client-2, client-3: {WHY}" in status["reason"]
-    assert pair.status("s1")["left_out"] == dict.fromkeys(pair.names, WHY)
-
-
-@pytest.mark.slow
 def test_both_servers_know_why_also_where_the_refusal_ends_the_round(pair: Pair) -> None:
     round_id = pair.open(model=MODEL, **RADIX)
     for name in ("client-2", "client-3"):
@@ -236,50 +220,6 @@ def test_both_servers_know_why_also_where_the_refusal_ends_the_round(pair: Pair)
         client.submit(MODEL, round_id)
     assert pair.wait("published")["left_out"] == {"client-1": WHY}
     assert refusals(pair) == [WHY, WHY]
-
-
-@pytest.mark.slow
-def test_a_refusal_outlasts_a_restart_of_the_server_and_stands(pair: Pair) -> None:
-    round_id = pair.open(model=MODEL, **RADIX)
-    pair.caller("client-2", "s0").ask("decline", round=round_id)
-    assert pair.stop("s0") == 0
-    pair.start("s0")
-    pair.link()
-    assert pair.status()["left_out"] == {"client-2": WHY}
-    with pytest.raises(NotAllowed, match="its own policy refuses the round"):
-        pair.submit("client-2", MODEL)
-    pair.submit("client-1", MODEL)
-    with pytest.raises(RoundClosed, match="too late to decline: .* your upload is stored"):
-        pair.caller("client-1", "s0").ask("decline", round=round_id)
-    pair.caller("coordinator", "s0").ask("abort", round=round_id, reason="done")
-
-
-@pytest.mark.slow
-def test_rounds_per_day_are_counted_over_a_restart(pair: Pair) -> None:
-    given = config(pair, at_most={"rounds_per_day": 2})
-    for number in range(2):
-        round_id = pair.open(model=MODEL, reset=True, **RADIX)
-        with Client(given) as client:
-            client.submit(MODEL, round_id)
-            # one round, however often
-            with pytest.raises(DuplicateUpload):
-                client.submit(MODEL, round_id)
-            client.check_round(round_id)
-        if number:
-            pair.submit("client-2", MODEL)
-            pair.submit("client-3", MODEL)
-            pair.wait("published")
-        else:
-            # also one that fails
-            pair.caller("coordinator", "s0").ask("abort", round=round_id, reason="done")
-    round_id = pair.open(model=MODEL, reset=True, **RADIX)
-    with (
-        Client(given) as client,
-        pytest.raises(PolicyRefused, match=r"rounds_per_day 3: its \[policy\] allows at most 2"),
-    ):
-        client.wait_for_round(WAIT_S)
-    assert refusals(pair) == [WHY, WHY]
-    pair.caller("coordinator", "s0").ask("abort", round=round_id, reason="done")
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import (
     BadUpload,
-    DuplicateUpload,
     NotAllowed,
     RoundClosed,
     UnknownRound,
@@ -61,51 +60,17 @@ def ends_without_it(pair: Pair, round_id: str, why: str) -> None:
 # Dealings that are wrong
 
 
-def entries(shape: dealing.Dealing, dealt: OwnDealing) -> list[NDArray[Any]]:
-    """Return the words half as entries, unpacked: of the kept vectors, and of the others."""
-    (part,) = shape.parts
-    packed = dealt.words.packed[0]
-    return [
-        ring.unpack(packed[first:stop], shape.bits, count * (shape.slots - 1))
-        for first, stop, count in (
-            (part.first, part.middle, part.kept),
-            (part.middle, part.end, part.others),
-        )
-    ]
-
-
-def changed(shape: dealing.Dealing, dealt: OwnDealing, parts: list[NDArray[Any]]) -> OwnDealing:
-    """Return the dealing with these entries in its words half."""
+def one_kept_vector(shape: dealing.Dealing, dealt: OwnDealing) -> OwnDealing:
     (part,) = shape.parts
     packed = dealt.words.packed.copy()
-    for first, values in zip((part.first, part.middle), parts, strict=True):
-        words = ring.pack(ring.reduce(values, shape.bits), shape.bits)
-        packed[0, first : first + words.size] = words
+    kept = packed[0, part.first : part.middle]
+    values = ring.unpack(kept, shape.bits, part.kept * (shape.slots - 1))
+    # by 2: by 1, a vector whose last entry is 1 would become another one-hot vector
+    values[0] += 2
+    words = ring.pack(ring.reduce(values, shape.bits), shape.bits)
+    kept[: words.size] = words
     dealt.words = WordsUpload(shape.layout, packed)
     return dealt
-
-
-def one_kept_vector(shape: dealing.Dealing, dealt: OwnDealing) -> OwnDealing:
-    kept, others = entries(shape, dealt)
-    # by 2: by 1, a vector whose last entry is 1 would become another one-hot vector
-    kept[0] += 2
-    return changed(shape, dealt, [kept, others])
-
-
-def every_vector_alike(shape: dealing.Dealing, dealt: OwnDealing) -> OwnDealing:
-    """Two of the entries of every vector are larger and smaller by 1 than they should be."""
-    parts = entries(shape, dealt)
-    for values in parts:
-        values[:: shape.slots - 1] += 1
-        values[1 :: shape.slots - 1] -= 1
-    return changed(shape, dealt, parts)
-
-
-def one_of_the_others(shape: dealing.Dealing, dealt: OwnDealing) -> OwnDealing:
-    """Every other vector is a guard or has a kept one that it has to fit."""
-    kept, others = entries(shape, dealt)
-    others[7] += 2
-    return changed(shape, dealt, [kept, others])
 
 
 def anything(shape: dealing.Dealing, dealt: OwnDealing) -> OwnDealing:
@@ -118,10 +83,7 @@ def anything(shape: dealing.Dealing, dealt: OwnDealing) -> OwnDealing:
 Wrong = Callable[[dealing.Dealing, OwnDealing], OwnDealing]
 
 
-@pytest.mark.parametrize(
-    "wrong", [one_kept_vector, every_vector_alike, one_of_the_others, anything]
-)
-@pytest.mark.parametrize("when", ["first", "last"])
+@pytest.mark.parametrize(("wrong", "when"), [(one_kept_vector, "first"), (anything, "last")])
 def test_a_wrong_dealing_is_left_out_and_moves_nothing(pair: Pair, wrong: Wrong, when: str) -> None:
     round_id = opened(pair)
     shape = pair.round(HOSTILE)[1].form.dealing
@@ -192,66 +154,6 @@ def test_a_dealing_that_is_withheld_or_cut_short_is_left_out(pair: Pair) -> None
     with pytest.raises(RoundClosed):
         pair.send(HOSTILE, "deal", "words", words[2 * size :], server, piece=2, pieces=3)
 
-    round_id = opened(pair)
-    pair.deal(HOSTILE, dealing.deal(shape), ("s1",))
-    for name in HONEST:
-        pair.submit(name, update(name))
-    pair.caller("coordinator", "s0").ask("close", round=round_id)
-    ends_without_it(pair, round_id, "its dealing reached only s1")
-
-
-def test_pieces_that_do_not_fit_are_refused_and_nothing_is_lost(pair: Pair) -> None:
-    round_id = opened(pair)
-    current, params = pair.round("client-1")
-    shape = params.form.dealing
-    assert shape
-    dealt = dealing.deal(shape)
-    words = dealt.words.packed.reshape(-1)
-    seed = np.frombuffer(dealt.seeded.seed, np.uint8)
-    to_seed, to_words = f"s{current['index'] % 2}", f"s{1 - current['index'] % 2}"
-    half = -(-words.size // 2)
-    send = pair.send
-    for form, array, piece, pieces, why in (
-        ("words", words[half:], 1, 2, "piece 0 is due"),
-        ("words", words[:half], 2, 2, "an unknown piece: piece 2 of 2"),
-        ("words", words[:half], -1, 2, "an unknown piece: piece -1"),
-        ("words", words[:0], 0, 0, "an unknown piece: piece 0 of 0"),
-        ("words", words[:1], 0, 1 << 62, "an unknown piece: piece 0 of"),
-        ("words", words[: half - 1], 0, 2, "is not uint64"),
-        ("words", words[:half].astype(np.int64), 0, 2, "is not uint64"),
-        ("words", words[None, :half], 0, 2, "is not uint64"),
-        ("rotations", words[:half], 0, 2, "seed or words"),
-        ("seed", seed, 0, 2, "an unknown piece: piece 0 of 2"),
-        ("seed", seed[:15], 0, 1, "is not uint8"),
-    ):
-        with pytest.raises(BadUpload, match=why):
-            send("client-1", "deal", form, array, to_words, piece=piece, pieces=pieces)
-    with pytest.raises(BadUpload, match="other parameters"):
-        send("client-1", "deal", "seed", seed, to_seed, piece=0, pieces=1, params=b"?")
-    # begun, cut short and begun again
-    send("client-1", "deal", "words", words[half:] ^ np.uint64(1), to_words, piece=0, pieces=2)
-    third = -(-words.size // 3)
-    with pytest.raises(BadUpload, match="piece 0 is due"):
-        send("client-1", "deal", "words", words[third : 2 * third], to_words, piece=1, pieces=3)
-    send("client-1", "deal", "words", words[:half], to_words, piece=0, pieces=2)
-    assert send("client-1", "deal", "words", words[half:], to_words, piece=1, pieces=2).fields[
-        "whole"
-    ]
-    with pytest.raises(DuplicateUpload):
-        send("client-1", "deal", "words", words ^ np.uint64(1), to_words, piece=0, pieces=1)
-    # the same again, in other pieces, is answered as the first time
-    assert send("client-1", "deal", "words", words, to_words, piece=0, pieces=1).fields["whole"]
-    assert pair.round("client-1")[0]["dealt"] == (to_words == "s0")
-    send("client-1", "deal", "seed", seed, to_seed, piece=0, pieces=1)
-    for form, why in (("seed", "rotations"), ("words", "rotations")):
-        with pytest.raises(BadUpload, match=why):
-            send("client-1", "upload", form, seed, "s0")
-    pair.rotate("client-1", dealt, update("client-1"))
-    for name in HONEST[1:]:
-        pair.submit(name, update(name))
-    pair.caller("coordinator", "s0").ask("close", round=round_id)
-    ends_without_it(pair, round_id, "its dealing reached neither server")
-
 
 def test_a_replayed_dealing_is_worth_nothing(pair: Pair) -> None:
     first = opened(pair)
@@ -280,8 +182,9 @@ def test_a_replayed_dealing_is_worth_nothing(pair: Pair) -> None:
 # Values out of range
 
 
-@pytest.mark.parametrize("method", ["pairwise", "trimmed-mean"])
-@pytest.mark.parametrize("value", [1 << 62, -(1 << 62) - 1, (1 << 63) - 1])
+@pytest.mark.parametrize(
+    ("method", "value"), [("pairwise", 1 << 62), ("trimmed-mean", -(1 << 62) - 1)]
+)
 def test_a_value_out_of_range_is_left_out(pair: Pair, method: str, value: int) -> None:
     round_id = opened(pair, method=method)
     params = pair.round(HOSTILE)[1]
@@ -294,8 +197,7 @@ def test_a_value_out_of_range_is_left_out(pair: Pair, method: str, value: int) -
     ends_without_it(pair, round_id, "a value of its update is out of range")
 
 
-@pytest.mark.parametrize("bound", ["auto", 0.5])
-@pytest.mark.parametrize("kind", ["wraps", "cancels", "long", "garbage"])
+@pytest.mark.parametrize(("bound", "kind"), [("auto", "wraps"), (0.5, "long")])
 def test_a_long_update_is_left_out_of_a_mean(pair: Pair, bound: float | str, kind: str) -> None:
     """Share one above the proved gap, or whose sums wrap; the coin is kept for the comparison."""
     round_id = opened(pair, method="mean", norm_bound=bound)
@@ -303,10 +205,6 @@ def test_a_long_update_is_left_out_of_a_mean(pair: Pair, bound: float | str, kin
     values = pair.encoded(HOSTILE, update(HOSTILE))
     if kind == "wraps":
         values[0, DIM - 1] = np.uint64(1 << 63)
-    elif kind == "cancels":
-        values[0, :2] = np.uint64(1 << 62), np.uint64((1 << 64) - (1 << 62))
-    elif kind == "garbage":
-        values[0] = np.random.default_rng(1).integers(0, 1 << 63, DIM, np.uint64)
     else:
         given = params.to_dict()
         values[0] = 0

@@ -97,7 +97,7 @@ def test_too_long_is_only_what_does_not_fit(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", BOUNDED, ids=label)
-@pytest.mark.parametrize("length", [0.0, 1.0, 31.0, 100.0, 5000.0, 1e12])
+@pytest.mark.parametrize("length", [0.0, 31.0, 5000.0, 1e12])
 def test_a_longer_model_takes_fewer_fraction_bits(options: dict[str, Any], length: float) -> None:
     """S0 chooses them before anybody trains, so that a difference as long as the model fits."""
     model = np.zeros(DIM, np.float32)
@@ -230,14 +230,10 @@ def test_the_servers_compute_with_those_who_are_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [{"method": "krum", "faulty": 2}, {"method": "trimmed-mean", "neighbours": 2}],
-    ids=label,
-)
-def test_two_silent_and_two_caught_of_nine(pair: Pair, options: dict[str, Any]) -> None:
+def test_two_silent_and_two_caught_of_nine(pair: Pair) -> None:
     """The five others run with nobody faulty, and each client computes the same result."""
-    round_id = pair.open(**{"dim": DIM, "max_clients": 9, "deadline_s": 30.0} | options)
+    params = asked({"method": "krum", "faulty": 2, "deadline_s": 30.0}, 9)
+    round_id = pair.open(**params.to_dict())
     params = pair.round("client-1")[1]
     updates = {name: uneven(at)[at % 5].astype(np.float32) for at, name in enumerate(pair.names)}
     caught, silent, honest = pair.names[:2], pair.names[2:4], pair.names[4:]
