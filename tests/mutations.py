@@ -89,7 +89,7 @@ MUTATIONS = {
         "self.setbacks if",
     ),
     "voting are_taken_while": Change(_MEMBERS, "if path != here.path:", "if False:"),
-    "durable killed_at_any_commit and votes": Change(
+    "durable killed_at_any_commit": Change(
         "servers/rounds/runs.py", "path.before() if computed else path", "path"
     ),
     "durable dealings_are_read": Change(

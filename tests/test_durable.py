@@ -37,7 +37,7 @@ from tests.servers_alone import DEALT, DIM, PARAMS, VOTES, Server
 
 KINDS = [
     pytest.param(PARAMS, id="plain"),
-    pytest.param(DEALT, id="dealt", marks=pytest.mark.slow),
+    # clients of these deal, too
     pytest.param(VOTES, id="votes", marks=pytest.mark.slow),
 ]
 # those that the votes of a round open
@@ -304,6 +304,21 @@ def test_no_lost_message_puts_out_of_step_who_runs_the_protocol_again(
         broken(str(lost), _the(lost))
 
 
+def fill_the_disk(server: Server) -> list[bool]:
+    """Let a server store nothing as long as the one item that is returned is true."""
+    transaction, full = server.store.database.transaction, [True]
+
+    @contextmanager
+    def no_room() -> Iterator[None]:
+        if full[0]:
+            raise NotStored("no room")
+        with transaction():
+            yield
+
+    server.store.database.transaction = no_room  # type: ignore[method-assign]
+    return full
+
+
 def test_a_check_whose_session_has_gone_is_made_in_another(tmp_path: Path) -> None:
     """The link breaks while the toss for the check cannot be stored, and the disk has room again.
 
@@ -312,16 +327,8 @@ def test_a_check_whose_session_has_gone_is_made_in_another(tmp_path: Path) -> No
     two = Two(tmp_path, DEALT)
     round_id = two.open()
     server = two.servers[0]
-    transaction, full = server.store.database.transaction, [False]
-
-    @contextmanager
-    def filled() -> Iterator[None]:
-        if full[0]:
-            raise NotStored("the disk is full")
-        with transaction():
-            yield
-
-    server.store.database.transaction = filled  # type: ignore[method-assign]
+    full = fill_the_disk(server)
+    full[0] = False
     toss = server.engine.toss
 
     def no_room(vouch: Callable[[bytes], bytes]) -> None:
@@ -374,11 +381,12 @@ def killing(two: Two, party: int, at: int, after: bool) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("params", KINDS)
 @pytest.mark.parametrize("party", [0, 1])
 def test_a_server_that_is_killed_at_any_commit_takes_the_round_up_again(
-    tmp_path: Path, party: int, params: RoundParams, after: bool
+    tmp_path: Path, party: int, after: bool
 ) -> None:
+    """A round of votes has all that others have: dealings, their check, uploads, and runs."""
+    params = VOTES
     counted = Two(tmp_path / "all", params)
     commits = killing(counted, party, 0, after)
     go(counted)
@@ -448,23 +456,13 @@ def test_what_is_asked_once_more_is_answered_as_the_first_time_and_counted_once(
     assert s0.latest.server_round.code == "round-aborted"
 
 
-def test_only_what_was_committed_is_counted(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_was_committed_is_counted(two: Two) -> None:
     """Fill the disk. In divviup/janus#1414 unvalidated reports were counted."""
     s0, (first, second, third) = two.servers[0], two.servers[0].keys
     round_id = two.open()
     words = np.zeros((PARAMS.form.layout.rows, PARAMS.form.layout.row_words), np.uint64)
     fields = {"round": round_id, "params": PARAMS.digest, "form": "words"}
-    full = [True]
-
-    @contextmanager
-    def no_room() -> Iterator[None]:
-        if full[0]:
-            raise NotStored("no room")
-        with transaction():
-            yield
-
-    transaction = s0.store.database.transaction
-    monkeypatch.setattr(s0.store.database, "transaction", no_room)
+    full = fill_the_disk(s0)
     two.ask(1, first, "upload", words, **fields)
     for _ in range(3):
         assert two.ask(0, first, "upload", words, **fields).fields["code"] == "not-stored"
@@ -483,24 +481,12 @@ def test_only_what_was_committed_is_counted(two: Two, monkeypatch: pytest.Monkey
     assert third not in s0.latest.server_round.here
 
 
-def test_a_server_without_room_goes_on_when_there_is_some(
-    two: Two, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_without_room_goes_on_when_there_is_some(two: Two) -> None:
     """Whichever transition could not be stored, nothing of it is sent or done before."""
     s1 = two.servers[1]
     round_id = two.open()
     two.send_all(round_id)
-    full = [True]
-    transaction = s1.store.database.transaction
-
-    @contextmanager
-    def no_room() -> Iterator[None]:
-        if full[0]:
-            raise NotStored("no room")
-        with transaction():
-            yield
-
-    monkeypatch.setattr(s1.store.database, "transaction", no_room)
+    full = fill_the_disk(s1)
     before = two.state(1)
     for _ in range(8):
         for party, server in enumerate(two.servers):

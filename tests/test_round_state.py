@@ -97,6 +97,7 @@ FIRST, SECOND = bytes(SESSION_BYTES), bytes([1] * SESSION_BYTES)
 COIN, OTHER_COIN = bytes([7] * SEED_BYTES), bytes([8] * SEED_BYTES)
 
 
+WHY = "its own policy refuses the round"
 # rounds in which nothing is checked, or dealings, or values
 PLAIN: dict[str, Any] = {"method": "bucketed", "uploads": "unverified"}
 DEALT: dict[str, Any] = {"method": "bucketed", "uploads": "dealt"}
@@ -110,9 +111,15 @@ AUDITED_VOTES: dict[str, Any] = VOTES | {"security": "malicious"}
 
 
 def params(**changes: Any) -> RoundParams:
+    return _params(json.dumps(changes))
+
+
+@functools.cache
+def _params(changes: str) -> RoundParams:
+    """Make parameters once: a walk begins many rounds."""
     values: dict[str, Any] = {"dim": 10, "max_clients": 3, "deadline_s": DEADLINE_S}
-    kind = {} if "method" in changes else PLAIN
-    return RoundParams.from_dict(values | kind | changes)
+    given = json.loads(changes)
+    return RoundParams.from_dict(values | ({} if "method" in given else PLAIN) | given)
 
 
 class Here:
@@ -325,30 +332,6 @@ class Both:
     @property
     def states(self) -> tuple[State, ...]:
         return tuple(round_.state for round_ in self.rounds)
-
-
-def test_a_round_from_opening_to_result() -> None:
-    both = Both()
-    for client in ("key-a", "key-b"):
-        both.upload(client)
-    assert both.states == (State.OPEN, State.OPEN)
-    assert {round_.opened for round_ in both.rounds} == {"nothing"}
-    # the last that the round takes
-    both.upload("key-c")
-    assert both.states == (State.RUNNING, State.RUNNING)
-    assert {round_.opened for round_ in both.rounds} == {"maybe"}
-    # S1's lanes are there before S0's
-    assert both.started == [1, 0]
-    both.feed(0, Computed(receipt(0)))
-    assert both.states == (State.RUNNING, State.RUNNING)
-    both.feed(1, Computed(receipt(1)))
-    assert both.states == (State.PUBLISHED, State.PUBLISHED)
-    assert {round_.opened for round_ in both.rounds} == {"result"}
-    one, other = (round_.receipt for round_ in both.rounds)
-    assert one is not None and one == other
-    one.check([key.public for key in SIGNING])
-    assert both.rounds[0].included == both.rounds[1].included == ["key-a", "key-b", "key-c"]
-    assert both.rounds[0].left_out == {"dora": "its upload reached neither server"}
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -630,37 +613,34 @@ def test_uploads_are_refused_twice_and_out_of_time() -> None:
     assert not both.rounds[0].repeats_upload("key-b", b"")
     with pytest.raises(DuplicateUpload):
         both.rounds[0].repeats_upload("key-a", b"another")
+    dealt = Both(**DEALT)
+    dealt.deal("key-a", 0)
+    assert dealt.rounds[0].repeats_dealing("key-a", b"d")
+    with pytest.raises(DuplicateUpload):
+        dealt.rounds[0].repeats_dealing("key-a", b"another")
+    with pytest.raises(BadUpload, match="deal before you upload"):
+        dealt.rounds[1].check_upload("key-a")
+    with pytest.raises(BadUpload, match="clients do not deal"):
+        both.rounds[0].check_dealing("key-d")
     for state in set(State) - {State.OPEN}:
         with pytest.raises(RoundClosed, match=state):
             a_round(0, state).check_upload("key-b")
         with pytest.raises(RoundClosed, match=state):
             a_round(0, state).check_close()
-
-
-@pytest.mark.parametrize("kind", [PLAIN, DEALT, VALUES], ids=["upload", "dealing", "values"])
-def test_nobody_waits_for_a_client_that_declines(kind: dict[str, Any]) -> None:
-    both = Both(max_clients=4, **kind)
-    send = both.send if kind is DEALT else both.upload
-    for client in ("key-a", "key-b", "key-c"):
-        send(client)
-    assert both.states == (State.OPEN, State.OPEN)
-    # a dealing counts for nothing
-    if kind is DEALT:
-        both.deal("key-d", 0)
-    for party in (1, 0):
-        both.rounds[party].check_decline("key-d")
-        both.feed(party, Declined("key-d"))
-        assert both.rounds[party].left_out == {"dora": "its own policy refuses the round"}
-    assert both.states == (State.RUNNING, State.RUNNING)
-    # the record names those alone who sent something
-    assert both.rounds[0].excluded == both.rounds[1].excluded == {}
+        with pytest.raises(RoundClosed, match="takes no dealings"):
+            a_round(0, state, **DEALT).check_dealing("key-b")
 
 
 def test_who_has_declined_sends_nothing_and_who_has_sent_does_not_decline() -> None:
     both = Both(max_clients=4, **DEALT)
-    both.feed(0, Declined("key-a"))
+    # a repeated request changes nothing, nor does a restart
+    for _ in range(2):
+        both.feed(0, Declined("key-a"))
+    again = a_round(0, max_clients=4, **DEALT)
+    again.restore(json.loads(json.dumps(both.rounds[0].saved())))
+    assert again.left_out == both.rounds[0].left_out == {"anna": WHY}
     for check in (both.rounds[0].check_dealing, both.rounds[0].check_upload):
-        with pytest.raises(NotAllowed, match="its own policy refuses the round"):
+        with pytest.raises(NotAllowed, match=WHY):
             check("key-a")
     both.send("key-b")
     with pytest.raises(RoundClosed, match="your upload is stored"):
@@ -790,84 +770,6 @@ def test_sessions_of_an_audited_round_are_few_whatever_ends_them() -> None:
 # Checks
 
 
-def test_dealings_are_checked_while_the_round_is_open_one_check_at_a_time() -> None:
-    both = Both(slow=True, **DEALT)
-    both.deal("key-a", 0)
-    assert both.checks == [[], []]
-    # both have it, so that nobody can change it any more
-    both.deal("key-a", 1)
-    assert both.checks == [[["key-a"]], [["key-a"]]]
-    both.deal("key-c")
-    both.deal("key-b")
-    assert both.rounds[0].whereabouts_of_dealings() == {
-        "anna": "both",
-        "ben": "both",
-        "cleo": "both",
-        "dora": "none",
-    }
-    both.finish(1)
-    assert both.checks[0] == [["key-a"]] and not both.rounds[0].passed
-    both.finish(0)
-    assert both.checks == [[["key-a"], ["key-b", "key-c"]]] * 2
-    both.finish(0)
-    assert both.rounds[0].passed == {"key-a"}
-    both.finish(1)
-    assert both.rounds[0].passed == both.rounds[1].passed == {"key-a", "key-b", "key-c"}
-    for client in ("key-a", "key-b", "key-c"):
-        assert both.states == (State.OPEN, State.OPEN)
-        both.upload(client)
-    assert both.started == [1, 0]
-
-
-def test_who_dealt_wrong_is_left_out_at_once_and_nobody_waits_for_it() -> None:
-    both = Both(wrong=("key-b",), max_clients=4, **DEALT)
-    both.send("key-a")
-    both.deal("key-b")
-    why = {"ben": "its dealing failed the check"}
-    assert [here.left_out for here in both.rounds] == [why, why]
-    for send in (both.upload, both.deal):
-        with pytest.raises(NotAllowed, match="failed the check"):
-            send("key-b")
-    both.send("key-c")
-    assert both.states == (State.OPEN, State.OPEN)
-    both.send("key-d")
-    assert both.states == (State.RUNNING, State.RUNNING)
-    assert both.rounds[1].included == ["key-a", "key-c", "key-d"]
-    assert [here.left_out for here in both.rounds] == [why, why]
-
-
-def test_a_late_dealing_is_checked_once_the_round_is_closed() -> None:
-    both = Both(slow=True, max_clients=4, **DEALT)
-    both.send("key-a", "key-b", "key-c")
-    both.deal("key-d")
-    both.feed(0, CloseAsked())
-    assert both.states == (State.CHECKING, State.CHECKING)
-    both.rounds[0].check_abort()
-    for party in (0, 1):
-        both.finish(party)
-    # of those that came meanwhile, only the complete ones
-    assert both.checks == [[["key-a"], ["key-b", "key-c"]]] * 2
-    assert both.states == (State.CHECKING, State.CHECKING) and not both.started
-    both.finish(0)
-    both.finish(1, wrong=("key-c",))
-    assert both.states == (State.FAILED, State.FAILED) and not both.started
-    assert both.rounds[0].code == "peer-protocol" and "verdicts" in both.rounds[0].reason
-
-
-def test_values_are_checked_before_they_are_computed_on_and_others_take_the_place() -> None:
-    both = Both(wrong=("key-a",), **VALUES)
-    for here in both.rounds:
-        # more than the round takes, because reports were on their way
-        here.here = dict.fromkeys(("key-a", "key-b", "key-c", "key-d"), b"")
-        here.there = dict(here.here)
-    both.feed(0, CloseAsked())
-    assert both.checks == [[["key-a", "key-b", "key-c"], ["key-d"]]] * 2
-    assert both.states == (State.RUNNING, State.RUNNING)
-    for here in both.rounds:
-        assert here.included == ["key-b", "key-c", "key-d"]
-        assert here.left_out == {"anna": "a value of its update is out of range"}
-
-
 def test_different_uploads_at_the_two_servers_are_left_out() -> None:
     both = Both(max_clients=4, **DEALT)
     both.send("key-a", "key-b")
@@ -881,28 +783,6 @@ def test_different_uploads_at_the_two_servers_are_left_out() -> None:
         assert here.left_out == {"cleo": "it sent different uploads to the two servers"}
 
 
-def test_a_dealing_at_one_server_is_left_out_and_an_upload_needs_its_dealing() -> None:
-    both = Both(max_clients=4, **DEALT)
-    both.send("key-a", "key-b")
-    both.deal("key-c", 0)
-    with pytest.raises(BadUpload, match="deal before you upload"):
-        both.rounds[1].check_upload("key-c")
-    assert both.rounds[0].repeats_dealing("key-c", b"d")
-    with pytest.raises(DuplicateUpload):
-        both.rounds[0].repeats_dealing("key-c", b"another")
-    both.upload("key-c", 0)
-    both.feed(0, CloseAsked())
-    for here in both.rounds:
-        assert here.left_out == {
-            "cleo": "its dealing reached only s0",
-            "dora": "its dealing reached neither server",
-        }
-    with pytest.raises(RoundClosed, match="takes no dealings"):
-        both.rounds[0].check_dealing("key-d")
-    with pytest.raises(BadUpload, match="clients do not deal"):
-        a_round(0, State.OPEN).check_dealing("key-d")
-
-
 def test_below_the_fewest_clients_a_round_fails_with_all_reasons() -> None:
     both = Both(wrong=("key-b", "key-c"), max_clients=4, **DEALT)
     both.send("key-a")
@@ -913,7 +793,7 @@ def test_below_the_fewest_clients_a_round_fails_with_all_reasons() -> None:
     assert both.states == (State.FAILED, State.FAILED)
     for here in both.rounds:
         assert "1 complete upload, " in here.reason and "at least 2" in here.reason
-    assert "dora: its own policy refuses the round" in both.rounds[0].reason
+    assert f"dora: {WHY}" in both.rounds[0].reason
     for here in both.rounds:
         assert "ben, cleo: its dealing failed the check" in here.reason
 
@@ -1625,7 +1505,7 @@ RARE = {
 
 def test_no_order_of_some_makes_an_honest_server_refuse() -> None:
     for scenario in SCENARIOS:
-        assert walk(scenario, most=100)[2] > 30
+        assert walk(scenario, most=60)[2] > 30
 
 
 @pytest.mark.release
@@ -1733,12 +1613,9 @@ def test_an_attempt_is_not_repeated_without_a_client_whose_dealing_failed() -> N
         assert here.code == ClientsDiffer.code and here.opened == "nothing"
 
 
-def test_a_round_too_small_for_the_clients_of_the_attempt_is_refused() -> None:
+def test_a_round_too_small_for_the_attempt_or_the_floor_is_refused() -> None:
     with pytest.raises(ClientsDiffer, match="with max_clients 2"):
         a_round(0, repeats=("key-a", "key-b", "key-c"), max_clients=2)
-
-
-def test_a_round_below_the_servers_own_floor_is_refused() -> None:
     with pytest.raises(ConfigError, match="below the 4 clients that s0 asks for: 3"):
         a_round(0, floor=4)
 
@@ -1835,13 +1712,6 @@ def test_control_refuses_what_is_no_message(parts: list[wire.Part]) -> None:
         assert wire.unpack(parts).type in ("nonsense", WRONG)
 
 
-def test_a_frame_of_impossible_shape_is_refused() -> None:
-    for shape in ([1 << 40, 1 << 40, 0], [0, 1 << 47, 1 << 47]):
-        head = control.wire._header("opened", {"round": ID}, [("a", "<u8", shape)])
-        with pytest.raises(FrameError, match="shape"):
-            control.decode([head, b""])
-
-
 @pytest.mark.parametrize(
     ("text", "is_id"),
     [
@@ -1875,6 +1745,8 @@ def test_the_peer_is_watched() -> None:
     assert watch.tick(1e9) is None and "compiles" in watch.problem
     watch.begin(0.0)
     assert watch.tick(29.0) is None
+    with pytest.raises(PeerUnavailable, match="peer_wait_s"):
+        copy.copy(watch).tick(30.0)
     with pytest.raises(PeerUnavailable, match="not appeared"):
         watch.require()
     assert watch.hello(greeting("first"), 29.0, "us") is Change.LINKED and watch.problem == ""
@@ -1887,13 +1759,6 @@ def test_the_peer_is_watched() -> None:
         watch.require()
     assert watch.bye() is Change.LOST and watch.bye() is None
     assert watch.tick(1e9) is None and watch.problem == "s1 was stopped"
-
-
-def test_a_peer_that_never_appears_ends_the_wait() -> None:
-    watch = PeerWatch("s1", {}, wait_s=30, timeout_s=5)
-    watch.begin(0.0)
-    with pytest.raises(PeerUnavailable, match="peer_wait_s"):
-        watch.tick(30.0)
 
 
 def test_differences_name_the_fields() -> None:

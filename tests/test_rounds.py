@@ -5,7 +5,6 @@ The tests say what a server does when peer, engine or disk fail it.
 
 import itertools
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -53,11 +52,10 @@ from securemedian.servers.network.control import (
     Verdicts,
 )
 from securemedian.servers.rounds import runner
-from securemedian.servers.rounds.peer_control import HELLO_S
 from securemedian.servers.rounds.register import ENVELOPE_BYTES, ROUNDS_RETAINED, Register
 from securemedian.servers.rounds.rounds import Rounds
 from securemedian.servers.storage.store import Store
-from tests.servers_alone import ALIKE, DEALT, DIM, PARAMS, SIGNING, START, Server, held, hello
+from tests.servers_alone import DEALT, DIM, PARAMS, SIGNING, START, Server, held, hello
 
 
 @pytest.fixture
@@ -89,20 +87,9 @@ def run_until_started(s0: Server) -> str:
     return round_id
 
 
-def test_open_is_answered_when_s1_has_spoken(s0: Server) -> None:
-    s0.ask_to_open()
-    assert not s0.replies and s0.state == ("opening", "")
-    opened = s0.sent[-1]
-    assert isinstance(opened, Open) and opened.new_session
-    s0.hear(Opened(opened.round, opened.session))
-    assert s0.replies[-1].fields == {"id": 1, "round": opened.round, "number": 1} and s0.state == (
-        "open",
-        "",
-    )
-
-
 def test_open_that_s1_refuses_or_leaves_unanswered_fails(s0: Server) -> None:
     s0.ask_to_open()
+    assert not s0.replies and s0.state == ("opening", "")
     s0.hear(Failed(s0.sent[-1].round, "bad-config", "s1: at least 5 clients"))
     assert s0.replies[-1].fields == {
         "id": 1,
@@ -172,20 +159,17 @@ def test_a_run_that_breaks_off_says_why_and_drops_its_session(s0: Server, how: s
     assert status["opened"] == "maybe"
 
 
-def test_s1_refuses_a_session_that_it_has_not_and_takes_a_new_one(s1: Server) -> None:
+def test_s1_refuses_a_session_that_it_has_not_or_cannot_prepare_and_takes_a_new_one(
+    s1: Server,
+) -> None:
     s1.hear(asked(new_session=False))
     assert isinstance(s1.sent[-1], Failed) and "no session to keep" in s1.sent[-1].reason
     s1.hear(asked("1-0000000b"))
     assert s1.sent[-1] == Opened("1-0000000b", bytes(16), runs=5) and s1.state == ("open", "")
-
-
-def test_s1_refuses_a_round_that_it_cannot_prepare(s1: Server) -> None:
     s1.engine.refusal = RoundBusy("the last run has not stopped")
-    s1.hear(asked())
+    s1.hear(asked("1-0000000c"))
     assert s1.state == ("failed", "the last run has not stopped")
-    assert isinstance(s1.sent[-1], Failed) and not any(
-        isinstance(message, Opened) for message in s1.sent
-    )
+    assert isinstance(s1.sent[-1], Failed)
 
 
 def test_s1_checks_parameters_clients_and_digest_itself(s1: Server) -> None:
@@ -202,18 +186,6 @@ def test_s1_checks_parameters_clients_and_digest_itself(s1: Server) -> None:
     assert s1.sent[-1].code == "parameters-differ" and s1.engine.session_id is None
 
 
-def test_a_new_round_of_s0_ends_the_one_in_hand_at_s1(s1: Server) -> None:
-    s1.hear(asked(), asked("1-0000000b"))
-    assert s1.rounds.register.entries[0].server_round.state == "failed"
-    assert s1.state == ("open", "")
-
-
-def test_s1_takes_no_rounds_of_a_peer_that_is_configured_differently(s1: Server) -> None:
-    s1.hear(hello(lanes=7), asked())
-    failed = s1.sent[-1]
-    assert failed.code == "parameters-differ" and "lanes: 2 here, 7 there" in failed.reason
-
-
 def test_a_stopping_server_takes_no_rounds_and_lets_a_run_finish(s0: Server) -> None:
     run_until_started(s0)
     s0.rounds.stop()
@@ -226,38 +198,6 @@ def test_a_stopping_server_takes_no_rounds_and_lets_a_run_finish(s0: Server) -> 
         refused.fields["code"] == "round-busy"
         and "while a server stops" in refused.fields["message"]
     )
-
-
-def test_a_stopping_server_leaves_its_rounds_to_the_next_start(s0: Server) -> None:
-    round_id = s0.open()
-    s0.rounds.stop()
-    assert not s0.rounds.running and s0.state == ("open", "")
-    s0.restart()
-    assert s0.latest.server_round.round_id == round_id and s0.state == ("open", "")
-
-
-def test_a_disk_that_fails_is_said_and_nothing_is_held(
-    s0: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    round_id = s0.open()
-
-    written = os.pwrite
-
-    def full(file: int, data: memoryview, at: int) -> int:
-        if at:
-            raise OSError(28, "No space left on device")
-        return written(file, data[:8], at)
-
-    words = np.arange(PARAMS.form.layout.row_words, dtype=np.uint64)[None]
-    client = s0.config.clients[0].public_key
-    fields = {"round": round_id, "params": PARAMS.digest, "form": "words"}
-    monkeypatch.setattr("os.pwrite", full)
-    refused = s0.ask(client, "upload", {"share": words}, **fields)
-    assert refused.type == "error" and "No space left" in refused.fields["message"]
-    monkeypatch.undo()
-    assert s0.ask(client, "upload", {"share": words}, **fields).type == "upload"
-    # the bytes written before the disk was full do not belong to it
-    assert (s0.latest.spool.get(client).words(0, 0, words.size) == words).all()
 
 
 @pytest.mark.parametrize("party", [0, 1])
@@ -367,6 +307,31 @@ def test_unfinished_dealings_take_one_dealing_of_disk_per_client_and_nothing_els
     assert not file.exists()
     assert piece(first, 0, 1).fields["whole"]
     assert piece(first, 0, 2).fields["code"] == "round-closed"
+
+
+def test_pieces_that_do_not_fit_are_refused_and_nothing_is_lost(tmp_path: Path) -> None:
+    s0, shape = Server(0, tmp_path, DEALT), DEALT.form.dealing
+    assert shape
+    round_id, key = s0.open(), s0.keys[0]
+    words, seed = np.arange(shape.layout.words, dtype=np.uint64), np.zeros(16, np.uint8)
+    half = words[: -(-words.size // 2)]
+    for form, share, piece, pieces, why in (
+        ("words", half, 2, 2, "an unknown piece: piece 2 of 2"),
+        ("words", half, -1, 2, "an unknown piece: piece -1"),
+        ("words", words[:0], 0, 0, "an unknown piece: piece 0 of 0"),
+        ("words", words[:1], 0, 1 << 62, "an unknown piece: piece 0 of"),
+        ("words", half[1:], 0, 2, "is not uint64"),
+        ("words", half.astype(np.int64), 0, 2, "is not uint64"),
+        ("words", half[None], 0, 2, "is not uint64"),
+        ("rotations", half, 0, 2, "seed or words"),
+        ("seed", seed, 0, 2, "an unknown piece: piece 0 of 2"),
+        ("seed", seed[:15], 0, 1, "is not uint8"),
+    ):
+        cut = {"form": form, "share": share, "piece": piece, "pieces": pieces}
+        refused = s0.deal(key, round_id, **cut).fields
+        assert refused["code"] == "bad-upload" and why in refused["message"]
+    assert "other parameters" in s0.deal(key, round_id, params=b"?").fields["message"]
+    assert s0.deal(key, round_id).fields["whole"]
 
 
 def test_what_is_checked_are_the_dealings_and_their_verdicts_are_logged_and_told(
@@ -518,21 +483,6 @@ def test_only_the_latest_rounds_are_kept(s0: Server) -> None:
     assert s0.ask(client, "status", round=ids[1]).fields["state"] == "failed"
 
 
-def test_hellos_are_sent_each_second(s0: Server) -> None:
-    s0.sent.clear()
-    for s0.now in (0.0, HELLO_S / 2, HELLO_S, HELLO_S * 1.5, HELLO_S * 2):
-        s0.rounds.tick()
-    # the link was the first occasion
-    assert len(s0.sent) == 2 and all(hello.agreement == ALIKE for hello in s0.sent)
-
-
-def test_a_bad_frame_of_the_peer_changes_nothing(s0: Server) -> None:
-    s0.open()
-    s0.rounds.control([b"junk"])
-    s0.hear(Done("9-0000000f", 1, bytes(64)))
-    assert s0.state == ("open", "")
-
-
 # Events that the table rules out
 
 
@@ -567,24 +517,15 @@ def test_a_message_that_cannot_come_changes_nothing_in_an_ended_round(
     assert caplog.messages == ["message-refused"] * 2 + ["message-late"]
 
 
-@pytest.mark.parametrize("where", ["prepare", "start"])
 def test_a_defect_in_an_action_fails_the_round_and_not_the_server(
-    s0: Server, monkeypatch: pytest.MonkeyPatch, where: str
+    s0: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s0.engine, where, lambda *_: 1 // 0)
+    monkeypatch.setattr(s0.engine, "prepare", lambda *_: 1 // 0)
     round_id = s0.open()
-    if where == "start":
-        s0.upload_all(round_id)
-        s0.hear(
-            *(Uploaded(round_id, k) for k in s0.keys),
-            Held(round_id, held(s0.keys)),
-            Ready(round_id, 1),
-        )
     state, reason = s0.state
     assert state == "failed" and "ZeroDivisionError" in reason and s0.engine.dropped
-    if where == "prepare":
-        # both servers had opened it
-        assert s0.replies[-1].fields["round"] == round_id
+    # both servers had opened it
+    assert s0.replies[-1].fields["round"] == round_id
     assert not list((s0.folder / "spool").iterdir())
 
 
@@ -618,14 +559,6 @@ def fail_while_running(s0: Server, left_out: str) -> str:
     s0.rounds.engine_ended()
     assert s0.state[0] == "failed"
     return round_id
-
-
-def test_an_abort_is_refused_while_running(s0: Server) -> None:
-    round_id = run_until_started(s0)
-    refused = s0.ask(s0.coordinator, "abort", round=round_id, reason="too slow")
-    assert refused.fields["code"] == "round-closed" and "opened values" in refused.fields["message"]
-    assert s0.state == ("running", "")
-    assert s0.ask(s0.coordinator, "status").fields["opened"] == "maybe"
 
 
 def test_s0_repeats_an_attempt_that_may_have_opened_values_with_its_clients_only(
@@ -800,13 +733,6 @@ def test_an_error_that_nobody_cut_is_cut_where_it_is_sent(
     assert len(refused.fields["message"]) < 2 * MAX_TEXT
 
 
-def test_an_upload_with_a_long_form_is_refused_shortly(s0: Server) -> None:
-    round_id = s0.open()
-    fields = {"round": round_id, "params": PARAMS.digest, "form": LONG}
-    refused = s0.ask(s0.keys[0], "upload", {"share": np.zeros(16, np.uint8)}, **fields)
-    assert refused.fields["code"] == "bad-upload" and len(refused.fields["message"]) < MAX_TEXT
-
-
 def test_who_reads_no_answers_is_named(
     s0: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -838,17 +764,6 @@ def test_a_refusal_that_cannot_be_sent_does_not_end_the_server(
     assert caplog.messages.count("answer-lost") >= 2
     monkeypatch.undo()
     assert s0.ask(s0.keys[0], "info").type == "info" and s0.state[0] == "failed"
-
-
-def test_an_abort_with_a_long_reason_reaches_s1(s0: Server, s1: Server) -> None:
-    round_id = s0.open()
-    s1.hear(asked(round_id))
-    assert s0.ask(s0.coordinator, "abort", round=round_id, reason=LONG).type == "abort"
-    s1.hear(s0.sent[-1])
-    for server in (s0, s1):
-        state, reason = server.state
-        assert state == "failed" and "aborted by" in reason and len(reason) < 2 * MAX_TEXT
-        assert server.ask(server.keys[0], "status").fields["reason"] == reason
 
 
 def test_a_defect_that_a_message_shows_fails_the_round_and_not_the_server(

@@ -318,9 +318,10 @@ def test_a_record_of_an_earlier_level_counts_for_nothing(
     assert [*both.votes] == [(0, 1), (1, 1)]
 
 
-@pytest.mark.parametrize("level", [1, 4])
-@pytest.mark.parametrize("party", [0, 1])
-@pytest.mark.parametrize("error", [ServerUnreachable, NotStored, RoundClosed])
+@pytest.mark.parametrize(
+    ("level", "party", "error"),
+    [(1, 0, ServerUnreachable), (4, 1, NotStored), (4, 0, RoundClosed)],
+)
 def test_a_vote_that_a_server_lacks_is_sent_again_with_the_same_bytes(
     tmp_path: Path, both: TwoServers, party: int, level: int, error: type[SecureMedianError]
 ) -> None:
