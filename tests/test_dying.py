@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -63,11 +64,12 @@ OWN = {
     + ["state queued", "state starting", "said compute"],
     "s1": ["said opened", "said held", "said verdicts", "said ready"],
 }
-LOST = ("cut", "break")
-CUTS = [moment for moment in ALIKE if moment.startswith("lane")]
+LANES = [moment for moment in ALIKE if moment.startswith("lane")]
+# server and loss take turns
+LOST = cycle([("s0", "cut"), ("s1", "break"), ("s1", "cut"), ("s0", "break")])
 CASES = [
     *([(server, f"die {moment}") for moment in ALIKE + OWN[server]] for server in SERVERS),
-    [(server, f"{how} {moment}") for how in LOST for server in SERVERS for moment in CUTS],
+    [(server, f"{how} {at}") for at, (server, how) in zip(LANES, LOST, strict=False)],
 ]
 RNG = random.Random(10)
 # two of each list; the others are for a release
