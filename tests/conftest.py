@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--zooms",
         type=int,
-        default=60,
+        default=20,
         metavar="N",
         help="random rounds in tests/test_zoom.py (default: %(default)s)",
     )

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -147,10 +147,9 @@ def order_of(permutation: Permutation) -> np.ndarray:
 
 
 SHAPES = [
-    *((8, 4, dim) for dim in (1, 2, 63, 64, 200)),
-    *((buckets, 6, 70) for buckets in (3, 4, 5, 9, 16, 17, 32)),
-    *((8, bits, 70) for bits in (3, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64)),
-    (16, 4, 70),
+    *((8, 4, dim) for dim in (1, 2, 64, 200)),
+    *((buckets, 6, 70) for buckets in (3, 5, 16, 17)),
+    *((8, bits, 70) for bits in (3, 31, 32, 33, 63, 64)),
     (32, 5, 70),
     (32, 64, 3),
     (3, 2, 70),
@@ -169,6 +168,11 @@ def test_honest_dealings_pass_and_count(buckets: int, bits: int, dim: int) -> No
     halves: Halves = [(own[0].seeded, own[0].words), (own[1].words, own[1].seeded)]
     halves = [*halves, dealt(shape, honest(shape)), (own[2].seeded, own[2].words)]
     assert checked(shape, halves) == [True] * 4
+    # each client knows what has to be opened
+    coin = os_entropy(16)
+    one, other = noted(local_pair(20), shape, own, coin)
+    assert one == other == [each.opened(coin) for each in own]
+    assert own[0].opened(coin) != own[1].opened(coin) != own[1].opened(os_entropy(16))
     index = rng.integers(0, buckets, (3, dim))
     index[:, 0] = buckets - 1
     rotations = [
@@ -242,55 +246,27 @@ def test_vectors_all_wrong_in_the_same_way_are_caught_by_guards_alone() -> None:
         assert checked(shape, [dealt(shape, sections)]) == [passes]
 
 
-def wrong_kept(plain: tuple[np.ndarray, np.ndarray], rng: np.random.Generator) -> None:
-    plain[0][7] = WRONG
+# the kept vectors and the others that are wrong, and the vector that stands there
+CHEATS: dict[str, tuple[slice, slice, list[int]]] = {
+    "a kept one": (slice(7, 8), slice(0), WRONG),
+    "a kept one and others": (slice(7, 8), slice(2, 90, 20), WRONG),
+    "another one": (slice(0), slice(3, 4), WRONG),
+    "all kept ones": (slice(None), slice(0), WRONG),
+    "two ones": (slice(1), slice(0), [1, 1, -1, 0, 0, 0, 0, 0]),
+    "a large number": (slice(1), slice(0), [1000, 0, 0, 0, 0, 0, 0, -999]),
+}
 
 
-def wrong_kept_with_wrong_others(
-    plain: tuple[np.ndarray, np.ndarray], rng: np.random.Generator
-) -> None:
-    plain[0][7] = WRONG
-    for place in rng.choice(len(plain[1]), 5, replace=False):
-        plain[1][place] = np.roll(WRONG, rng.integers(8))
-
-
-def wrong_others(plain: tuple[np.ndarray, np.ndarray], rng: np.random.Generator) -> None:
-    plain[1][3] = WRONG
-
-
-def all_kept_wrong(plain: tuple[np.ndarray, np.ndarray], rng: np.random.Generator) -> None:
-    plain[0][:] = WRONG
-
-
-def two_ones(plain: tuple[np.ndarray, np.ndarray], rng: np.random.Generator) -> None:
-    plain[0][0] = [1, 1, -1, 0, 0, 0, 0, 0]
-
-
-def a_large_number(plain: tuple[np.ndarray, np.ndarray], rng: np.random.Generator) -> None:
-    plain[0][0] = [1000, 0, 0, 0, 0, 0, 0, -999]
-
-
-@pytest.mark.parametrize(
-    "cheat",
-    [
-        wrong_kept,
-        wrong_kept_with_wrong_others,
-        wrong_others,
-        all_kept_wrong,
-        two_ones,
-        a_large_number,
-    ],
-)
 @pytest.mark.parametrize("bits", [4, 20])
-def test_a_cheat_is_caught_and_nobody_else(
-    cheat: Callable[[tuple[np.ndarray, np.ndarray], np.random.Generator], None], bits: int
-) -> None:
+def test_a_cheat_is_caught_and_nobody_else(bits: int) -> None:
     shape = Dealing(50, 8, bits)
-    plain = honest(shape)
-    cheat(plain[0], np.random.default_rng(6))
     own = deal(shape)
-    both = (own.words, own.seeded)
-    assert checked(shape, [both, dealt(shape, plain), both]) == [True, False, True]
+    clients: list[tuple[Upload, Upload]] = [(own.words, own.seeded)]
+    for kept, others, vector in CHEATS.values():
+        plain = honest(shape)
+        plain[0][0][kept], plain[0][1][others] = vector, vector
+        clients.append(dealt(shape, plain))
+    assert checked(shape, [*clients, clients[0]]) == [True, *[False] * len(CHEATS), True]
 
 
 def test_what_one_who_knew_the_toss_could_do() -> None:
@@ -334,7 +310,7 @@ def test_the_measured_rate_of_escape_is_the_formula() -> None:
         for section in plain[0]:
             section[:k] = WRONG
         clients.append(dealt(shape, plain))
-    tosses = 500
+    tosses = 200
     passed = np.array([checked(shape, clients) for _ in range(tosses)])
     for k, escaped in zip((1, 2, 3), passed.sum(axis=0), strict=True):
         rate = 1 / math.comb(5, k)
@@ -351,7 +327,7 @@ def escapes(kept: int, partners: int, guards: int) -> float:
 
 @pytest.mark.parametrize("check_bits", [40, 80, 128])
 def test_partners_are_as_few_as_the_security_allows(check_bits: int) -> None:
-    for kept in [*range(1, 20), 100]:
+    for kept in (1, 2, 3, 19, 100):
         partners = Dealing(kept, 8, 4, check_bits).parts[0].partners
         assert escapes(kept, partners, 64) <= 2.0**-check_bits
         assert partners == 1 or escapes(kept, partners - 1, 64) > 2.0**-check_bits
@@ -476,15 +452,6 @@ def noted(
     return found
 
 
-@pytest.mark.parametrize(("buckets", "bits", "dim"), SHAPES)
-def test_a_client_knows_what_has_to_be_opened(buckets: int, bits: int, dim: int) -> None:
-    shape = Dealing(dim, buckets, bits)
-    own, coin = [deal(shape) for _ in range(2)], os_entropy(16)
-    one, other = noted(local_pair(20), shape, own, coin)
-    assert one == other == [each.opened(coin) for each in own]
-    assert own[0].opened(coin) != own[1].opened(coin) != own[1].opened(os_entropy(16))
-
-
 def test_a_client_knows_what_has_to_be_opened_of_each_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -531,14 +498,6 @@ def test_no_digest_is_sent_before_what_was_opened_is_noted() -> None:
         assert "dealing.digests" not in [label for label, _ in end.received]
 
 
-def test_a_peer_with_another_shape_is_refused() -> None:
-    pair = local_pair(20)
-    shapes = (Dealing(640, 8, 4), Dealing(1280, 8, 4))
-    own = [deal(shape) for shape in shapes]
-    with pytest.raises(PeerProtocolError, match="expected"):
-        run_both(lambda j: check(pair[j], j, shapes[j], [own[j].seeded]))
-
-
 def test_differences_are_hashed_under_tossed_keys() -> None:
     """Every byte counts, and the keys are the seed's; blocks may end anywhere."""
     values = np.random.default_rng(8).integers(0, 2**32, 40, np.uint32)
@@ -569,10 +528,10 @@ def test_differences_are_hashed_under_tossed_keys() -> None:
 # Permutations
 
 
-@pytest.mark.parametrize("near", [0, 1, 14])
+@pytest.mark.parametrize("near", [0, 14])
 def test_permutations_are_uniform(near: int) -> None:
     """Count all 24 orders of 4 vectors, with labels and without."""
-    stream, tries = Stream(bytes(16), nonce=near), 4800
+    stream, tries = Stream(bytes(16), nonce=near), 2400
     seen = [tuple(order_of(Permutation.uniform(stream, 4, near))) for _ in range(tries)]
     _, often = np.unique(np.array(seen), axis=0, return_counts=True)
     assert len(often) == 24
@@ -713,10 +672,10 @@ def test_a_dealing_rotates_once() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["scan", "bisect"])
-@pytest.mark.parametrize("clients", [1, 2, 3, 8])
+@pytest.mark.parametrize("clients", [1, 2, 8])
 def test_a_dealt_round_is_the_bucketed_median_bit_by_bit(schedule: str, clients: int) -> None:
     rng = np.random.default_rng(clients)
-    for buckets in (3, 8, 16):
+    for buckets in (3, 16):
         index = rng.integers(0, buckets, (clients, 300))
         # ties, and all equal
         index[:, :100] = rng.integers(0, 2, (clients, 100))

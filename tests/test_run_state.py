@@ -55,8 +55,12 @@ def test_a_new_model_starts_with_the_initial_range() -> None:
         (MODEL[:-1], {}, "global model"),
         (np.full_like(MODEL, np.nan), {}, "global model is not finite"),
         (None, {}, "S0 keeps none"),
-        (MODEL, {"initial": 0}, "initial"),
-        (MODEL, {"initial": -0.1}, "initial"),
+        (MODEL[None], {}, "global model"),
+        (np.full_like(MODEL, np.inf), {}, "global model is not finite"),
+        (MODEL, COORDINATE | {"initial": 0.0}, "start of the bucket range"),
+        (MODEL, COORDINATE | {"initial": -1.0}, "start of the bucket range"),
+        (MODEL, COORDINATE | {"initial": 1e-60}, "the bucket range is not finite"),
+        (MODEL, {"start": 1.0}, "start"),
         (MODEL, {"initial": "0.1"}, "initial"),
         (MODEL, {"policy": "wide"}, "wide"),
     ],
@@ -154,29 +158,6 @@ def test_a_model_of_another_size() -> None:
     assert begin(kept, other, {}, True, None).model is None
     with pytest.raises(InputError):
         begin(kept, RoundParams(Bucketed(buckets=8), dim=DIM + 1, max_clients=3), {}, True, None)
-
-
-@pytest.mark.parametrize(
-    ("model", "range_", "error"),
-    [
-        (None, {}, ConfigError),
-        (MODEL.astype(np.float64), {}, InputError),
-        (MODEL[None], {}, InputError),
-        (np.full(DIM, np.nan, np.float32), {}, InputError),
-        (np.full(DIM, np.inf, np.float32), {}, InputError),
-        (MODEL, COORDINATE | {"initial": 0.0}, ConfigError),
-        (MODEL, COORDINATE | {"initial": -1.0}, ConfigError),
-        (MODEL, COORDINATE | {"initial": 1e-60}, ConfigError),
-        (MODEL, {"policy": "guess"}, ConfigError),
-        (MODEL, {"start": 1.0}, ConfigError),
-        (MODEL, {"initial": 0.1}, ConfigError),
-    ],
-)
-def test_what_a_bucketed_round_cannot_start_from(
-    model: Any, range_: dict[str, Any], error: type[Exception]
-) -> None:
-    with pytest.raises(error):
-        begin(RunState(), BUCKETED, range_, False, model)
 
 
 def test_a_range_that_diverged_is_refused_until_reset() -> None:

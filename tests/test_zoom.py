@@ -34,7 +34,6 @@ from tests.parties import (
     Ballot,
     Lanes,
     check,
-    make_parties,
     played,
     run_both,
     run_rounds,
@@ -139,9 +138,9 @@ def told(votes: NDArray[Any], rank: int) -> PublicValues:
 
 
 def test_liars_who_change_their_minds_stay_within_the_honest_range() -> None:
-    """280,000 runs: the result is from h(k-f) to h(k), of honest words h, whatever liars vote."""
+    """100,000 runs: the result is from h(k-f) to h(k), of honest words h, whatever liars vote."""
     rng, dim, moved = np.random.default_rng(7), 1000, 0
-    for _ in range(280):
+    for _ in range(100):
         clients, slots = int(rng.integers(2, 13)), int(rng.choice([4, 8, 16]))
         given = ENCODINGS[int(rng.integers(3))]
         rank = int(rng.integers(1, clients + 1))
@@ -162,7 +161,7 @@ def test_liars_who_change_their_minds_stay_within_the_honest_range() -> None:
         assert (ordered[rank - 1 - liars] <= path.result[0]).all()
         assert (path.result[0] <= ordered[rank - 1]).all()
         moved += int((path.result[0] != ordered[rank - 1 - liars]).sum())
-    assert moved > 30_000
+    assert moved > 10_000
 
 
 # Paths
@@ -280,12 +279,6 @@ def test_a_dealing_for_few_clients_is_checked() -> None:
         assert passed == [True]
 
 
-def test_one_vote_is_dealt_as_before() -> None:
-    shape = Dealing(300, 8, 4)
-    assert shape == Dealing(300, 8, 4, votes=1) and shape.stride == shape.dim == 300
-    assert Dealing(256, 8, 4, votes=2).stride == 256
-
-
 # In malicious mode
 
 
@@ -316,12 +309,11 @@ def voted(
     return run_both(run)
 
 
-@pytest.mark.parametrize("slots", [8, 16])
-def test_malicious_rounds_are_sorted_words(slots: int) -> None:
+def test_malicious_rounds_are_sorted_words() -> None:
     """A session per vote, whose rank is that of its descent."""
-    rng = np.random.default_rng(slots)
+    rng = np.random.default_rng(8)
     given: dict[str, Any] = {"encoding": "fixed", "word_bits": 8, "fraction_bits": 2}
-    method = Zoom(slots=slots, ranks=[1, 5], security="malicious", **given)
+    method = Zoom(slots=8, ranks=[1, 5], security="malicious", **given)
     params = RoundParams(method, dim=300, max_clients=6)
     words = chosen(rng, method, 5, 300)
     ballots, path = [Ballot(params, row) for row in words], Path.begin(params)
@@ -359,33 +351,7 @@ def test_a_plan_has_the_costs_of_all_votes(slots: int, levels: int, ots: int, ah
     assert disk_bytes(params, 8) == 8 * sent
 
 
-def test_a_round_takes_the_ots_of_its_plan() -> None:
-    """96 per coordinate, of which each takes radix 608."""
-    params = RoundParams(Zoom(), dim=1 << 15, max_clients=8)
-    lanes, rng = make_parties(), np.random.default_rng(1)
-    words = [rng.integers(0, 1 << 32, params.dim, np.uint64).astype(np.uint32) for _ in range(8)]
-    ballots, path, ots = [Ballot(params, row) for row in words], Path.begin(params), 0
-    protocol = ProtocolParams(lanes=1)
-    while not path.done:
-        one, _ = run_rounds(lanes, params, [each.vote(path) for each in ballots], protocol)
-        path, ots = path.after(PublicValues(np.asarray(one.values))), ots + one.cost.ots
-    assert (path.result == ranked(words, [4])).all()
-    assert ots == predict(params, [1] * 8, protocol).cost.ots
-    assert 96 <= ots / params.dim < 96.2
-    radix = RoundParams(Radix(), dim=1 << 15, max_clients=8)
-    assert 608 <= predict(radix, [1] * 8, protocol).cost.ots / params.dim < 609
-
-
 # Refusals
-
-
-@pytest.mark.parametrize(
-    "name", ["weights", "groups", "membership", "neighbours", "midpoint", "ring_bits", "uploads"]
-)
-def test_options_of_other_methods_are_refused_by_name(name: str) -> None:
-    given = {"method": "zoom", "dim": 10, "max_clients": 3, name: 2}
-    with pytest.raises(ConfigError, match=f"invalid option of zoom: {name}, which belongs to"):
-        RoundParams.from_dict(given)
 
 
 @pytest.mark.parametrize(

@@ -187,8 +187,9 @@ def vote_of(words: Words, vote: int, path: Path | None = None) -> Round:
     return round_
 
 
-@pytest.mark.parametrize("rogue", [0, 1])
-@pytest.mark.parametrize("name", ["", "rank", "row", "masked", "sum", "last-sign"])
+@pytest.mark.parametrize(
+    ("name", "rogue"), [("", 0), ("", 1), ("rank", 0), ("row", 1), ("masked", 1), ("sum", 0)]
+)
 def test_a_rogue_learns_the_digits_of_a_malicious_vote_alone(
     name: str, rogue: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -426,7 +427,7 @@ def test_twice_reads_digits_if_two_votes_have_the_same_masks() -> None:
 def test_ord_results_are_numpys_where_there_is_no_minus_zero() -> None:
     rng = np.random.default_rng(1)
     values = np.array([0.0, 1, -1, 2, 1e-45, -1e-45, 3.4e38, np.inf, -np.inf], np.float32)
-    for _ in range(300):
+    for _ in range(60):
         clients = int(rng.integers(1, 41))
         rank = int(rng.integers(1, clients + 1))
         updates = rng.choice(values, (clients, 8))
@@ -440,7 +441,7 @@ def test_ord_results_are_numpys_where_there_is_no_minus_zero() -> None:
 
 
 def test_ord_quantiles_are_ranks_of_the_decimal_as_written() -> None:
-    for clients in range(1, 41):
+    for clients in (1, 2, 3, 8, 25, 40):
         for hundredth in range(1, 101):
             exact = math.ceil(Fraction(hundredth, 100) * clients)
             assert Zoom(quantiles=[hundredth / 100]).rank_of(3, clients) == exact
