@@ -69,18 +69,6 @@ def check_macs(both: list[AndMaker], halves: Halves, counted: Any = 2**64 - 1) -
         assert own.bits.max(initial=0) <= 1
 
 
-def shared_bits(both: list[AndMaker], bits: np.ndarray) -> Halves:
-    """Return authenticated bits of these values, from a dealer whom nobody has but a test."""
-    shares = [RNG.integers(0, 2, bits.size).astype(np.uint8)]
-    shares.append(shares[0] ^ bits)
-    keys = RNG.integers(0, 2**64, (2, bits.size), np.uint64)
-    one, two = (
-        AuthenticatedBits(shares[j], keys[1 - j] ^ masks_of(shares[j]) & both[1 - j].delta, keys[j])
-        for j in (0, 1)
-    )
-    return one, two
-
-
 def known_bits(both: list[AndMaker], count: int) -> tuple[Array, Array, Halves]:
     """Return bits that party 0 and party 1 know, and what each party has of their sums."""
     a, b = RNG.integers(0, 2, (2, count)).astype(np.uint8)
@@ -104,9 +92,7 @@ def both_wide(found: Sequence[tuple[Kept, Kept]]) -> tuple[Halves, Halves]:
     return (wide(w), wide(other_w)), (wide(x), wide(other_x))
 
 
-@pytest.mark.parametrize(
-    ("count", "known"), [(1, 1), (63, 0), (64, 64), (192, 64), (1000, 128), (70_000, 64_000)]
-)
+@pytest.mark.parametrize(("count", "known"), [(1, 1), (63, 0), (192, 64), (70_000, 64_000)])
 def test_products_have_valid_macs(count: int, known: int) -> None:
     both = makers()
     a, b, k = known_bits(both, count)
@@ -132,69 +118,6 @@ def test_products_are_uniform_and_hidden() -> None:
         check_uniform(seen | bits_of("mac", macs.macs, 0, 6) | bits_of("key", macs.keys, 44, 48))
     check_uniform({"w0": w[0].bits[COUNT:]}, seen)
     check_uniform({"w0": w[0].bits[:COUNT]}, {"a": a[:COUNT], "b": b[:COUNT]})
-
-
-@pytest.mark.parametrize("count", [1, 64, 1000])
-def test_carries(count: int) -> None:
-    """Two bits of a sum: of what is known ahead, and of what is added to it."""
-    both = makers()
-    padded = -(-count // 64) * 64
-    a, b, k = known_bits(both, 2 * padded)
-    changes = RNG.integers(0, 2, (2, 2 * padded)).astype(np.uint8)
-    first, second = slice(0, count), slice(padded, padded + count)
-
-    def run(j: int) -> list[AuthenticatedBits]:
-        w, x = both[j].products(k[j], padded)
-        carry, found = Carry.zero(count), []
-        for t, some in enumerate((first, second)):
-            its = k[j][some]
-            added = tuple(pack_bits(np.ascontiguousarray(d[some])) for d in changes)
-            added = added if j == 0 else added[::-1]
-            ws = w[some]
-            xs = x[0:count] if t else ws
-            opened = both[j].opened(carry, its, xs) if t else None
-            both[j].carried(carry, its, (added[0], added[1]), ws, xs, opened)
-            bits = unpacked(carry.bits, count)
-            found.append(AuthenticatedBits(bits, carry.macs.copy(), carry.keys.copy()))
-        both[j]._opener.settle("carries")
-        return found
-
-    found = zip(*run_both(run), strict=True)
-    a, b = a ^ changes[0], b ^ changes[1]
-    wanted = np.zeros(count, np.uint8)
-    for halves, some in zip(found, (first, second), strict=True):
-        wanted = (a[some] ^ wanted) & (b[some] ^ wanted) ^ wanted
-        check_macs(both, halves, MAC_MASK)
-        assert (value(halves) == wanted).all()
-
-
-def test_what_is_linear() -> None:
-    both = makers()
-    values = RNG.integers(0, 2, (3, 500)).astype(np.uint8)
-    public = values[2]
-    a, b = (shared_bits(both, each) for each in values[:2])
-    for found, want in (
-        ([one ^ other for one, other in zip(a, b, strict=True)], values[0] ^ values[1]),
-        ([a[j].plus(j, public, both[j].delta) for j in (0, 1)], values[0] ^ public),
-        ([half[100:300] for half in a], values[0, 100:300]),
-        ([half[public == 1] for half in a], values[0, public == 1]),
-    ):
-        check_macs(both, (found[0], found[1]))
-        assert (value((found[0], found[1])) == want).all()
-    assert repr(a[0]) == "AuthenticatedBits()"
-
-
-def test_some_of_what_is_kept() -> None:
-    kept, words = Kept.empty(192), RNG.integers(0, 2**48, (2, 192), np.uint64)
-    kept.bits[:] = RNG.integers(0, 2**64, 3, np.uint64)
-    for half in (0, 1):
-        kept.put(half, 0, words[half, :100])
-        kept.put(half, 100, words[half, 100:])
-    for some in (slice(0, 192), slice(64, 100), slice(128, 192)):
-        assert (wide(kept[some]).macs == words[0, some]).all()
-        assert (wide(kept[some]).keys == words[1, some]).all()
-        assert (wide(kept[some]).bits == unpacked(kept.bits, 192)[some]).all()
-    assert (repr(kept), repr(Carry.zero(3))) == ("Kept()", "Carry()")
 
 
 def test_silent_ots_make_no_authenticated_bits() -> None:
@@ -443,7 +366,7 @@ def found_by(both: list[AndMaker], pair: Sequence[Channel], run: Callable[[int],
     return said
 
 
-@pytest.mark.parametrize("bit", [0, 47, 63])
+@pytest.mark.parametrize("bit", [0, 63])
 def test_a_wrong_table_is_found_where_the_peers_x_is_1(bit: int) -> None:
     both = makers(flipping("and.tables", 1 << bit))
     honest, rogue = leaky(both)
@@ -495,25 +418,7 @@ def test_a_wrong_bit_d_is_always_found() -> None:
     assert (honest.tests ^ rogue.tests ^ both[1].delta == both[0].delta ^ both[1].delta).all()
 
 
-@pytest.mark.parametrize(
-    ("label", "bits", "chosen", "said"),
-    [
-        ("and.tables", 1, ..., "leaky ANDs do"),
-        ("and.tops", 1 << 40, 3, "leaky ANDs do"),
-        ("and.buckets", 1 << 20, 8, "openings of buckets of ANDs, openings do"),
-    ],
-)
-def test_no_products_are_made_with_who_deviates(
-    label: str, bits: int, chosen: Any, said: str
-) -> None:
-    pair = flipping(label, bits, chosen)
-    both = makers(pair)
-    k = known_bits(both, 500)[2]
-    found = found_by(both, pair, lambda j: both[j].products(k[j], 100))
-    assert found.endswith(f"{said} not agree")
-
-
-@pytest.mark.parametrize("place", [0, 3, 6])
+@pytest.mark.parametrize("place", [0, 6])
 def test_a_lie_in_a_carry_is_found(place: int) -> None:
     pair = flipping("and.openings", 1 << 50, place)
     both = makers(pair)
@@ -567,7 +472,7 @@ def test_guesses_that_pass_rarely_fill_a_bucket(monkeypatch: pytest.MonkeyPatch)
 
     Of that bucket it then knows party 0's x.
     """
-    pair, runs = flipping("and.tables", 1, [0, ALIGN]), 1000
+    pair, runs = flipping("and.tables", 1, [0, ALIGN]), 400
     both, drawn = makers(pair), list[list[int]]()
     k = known_bits(both, 1)[2]
 
@@ -619,7 +524,7 @@ def test_tables_follow_the_check_of_their_ots(monkeypatch: pytest.MonkeyPatch) -
     assert [end.sent for end in pair] == [wanted] * 2
 
 
-@pytest.mark.parametrize(("count", "known"), [(1, 0), (100, 100), (3000, 1000)])
+@pytest.mark.parametrize(("count", "known"), [(100, 100), (3000, 1000)])
 def test_what_is_planned_is_sent(count: int, known: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each message of both parties, in order, and the OTs."""
     monkeypatch.setattr(ands, "PORTION", 1 << 12)
@@ -668,7 +573,7 @@ def test_who_guesses_fills_a_bucket_as_rarely_as_is_said(size: int, count: int) 
     assert most == bound
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("size", [2, 5])
 def test_buckets_are_of_turned_rows(size: int) -> None:
     """Bucket b has number b + s_i of row i, and what comes of it valid MACs."""
     pair, count = local_pair(20), 3000 // ALIGN * ALIGN
@@ -750,12 +655,12 @@ def test_no_tweak_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_both_paths_make_the_same() -> None:
     """Compare all messages and products, whichever path a party takes."""
 
-    def made(native: tuple[bool, bool]) -> list[Any]:
+    def made(native_aes: bool) -> list[Any]:
         pair = recorders()
 
         def run(j: int) -> list[Any]:
             entropy = deterministic_entropy(70 + j)
-            params = ProtocolParams(native_aes=native[j])
+            params = ProtocolParams(native_aes=native_aes)
             session = Session.establish(j, pair[j], bytes(16), params, entropy, audit=True)
             zeros = AuthenticatedBits(np.zeros(300, np.uint8), *np.zeros((2, 300), np.uint64))
             found = maker(session.party(0, pair[j]), entropy).products(zeros, 0)
@@ -767,5 +672,4 @@ def test_both_paths_make_the_same() -> None:
             *([(label, array.tobytes()) for label, array in end.received] for end in pair),
         ]
 
-    want = made((False, False))
-    assert made((True, False)) == want and made((False, True)) == want
+    assert made(True) == made(False)

@@ -166,18 +166,11 @@ def chosen(buckets: int, clients: int, dim: int) -> np.ndarray:
     ("buckets", "clients", "dim", "most"),
     [
         (16, 8, 1000, 0),
-        (16, 1, 64, 0),
         (16, 2, 1, 0),
         (3, 7, 64, 0),
-        (5, 4, 64, 0),
-        (4, 3, 70, 0),
         (32, 5, 600, 0),
-        (16, 3, 300, 100),
-        (10, 20, 300, 0),
-        (16, 40, 90, 0),
         (4, 100, 90, 0),
         # as many clients as l bits count, and one more
-        (16, 15, 64, 0),
         (5, 31, 64, 0),
         (5, 32, 64, 0),
         # l = 9 and 16
@@ -479,52 +472,15 @@ def rogue_run(
     return found
 
 
-@pytest.mark.parametrize("what", ["another rank", "another row", "another number"])
-def test_another_question_is_not_answered(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Server 1 asks it with its own share, or by its keys; and nothing of the step is answered.
-
-    Review 01 and 02: an audit afterwards did not find it wherever the result could be predicted.
-    """
+def test_a_server_with_another_number_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Party 0's number is less by another k, to server 1, which accuses and learns nothing."""
     round_ = Round(np.full((5, 4096), 7), lanes=1, chunk=4096)
-    ear = Ear(round_.pairs[0][0])
+    ear, true, errors = Ear(round_.pairs[0][0]), Lane.run, dict[int, BaseException]()
     round_.pairs = [(ear, round_.pairs[0][1])]
-    true_masked, true_zeros, true_run = Lane._masked, Lane._zeros, Lane.run
-
-    def masked(self: Lane, step: int, rows: np.ndarray, rank: int) -> Any:
-        if self.party.number == 0:
-            return true_masked(self, step, rows, rank)
-        if what == "another row":
-            rows = rows ^ np.uint16(1)
-        z, d = true_masked(self, step, rows, rank)
-        # is anybody at or below: rank 1 instead of 3
-        plus = ring.reduce(z + np.uint8(2 * (what == "another rank")), 4)
-        return plus, d ^ z ^ plus
-
-    def zeros(
-        self: Lane, step: int, rows: np.ndarray, d: np.ndarray, rank: int, *given: Any
-    ) -> Any:
-        # tags of what should be 0, of another row
-        other = rows ^ np.uint16(self.party.number == 1 and what == "another row")
-        return true_zeros(self, step, other, d, rank, *given)
-
-    monkeypatch.setattr(Lane, "_masked", masked)
-    monkeypatch.setattr(Lane, "_zeros", zeros)
-    if what == "another number":
-        # party 0's number is less by another k, to server 1
-        monkeypatch.setattr(Lane, "_masked", true_masked)
-        monkeypatch.setattr(
-            Lane, "run", lambda self, k, *given: true_run(self, k - self.party.number, *given)
-        )
-    errors: dict[int, BaseException] = {}
-    found = rogue_run(round_, errors)
-    assert "bisect.sign" not in ear.sent
-    if what == "another number":
-        # it is server 1 that does not believe the right question: it accuses, and learns nothing
-        assert isinstance(errors[1], PeerDeviated)
-    else:
-        assert isinstance(errors[0], PeerDeviated) and "step 3 of lane 0" in str(errors[0])
-        assert "and.openings" not in ear.sent
-    assert not found
+    another = lambda self, k, *given: true(self, k - self.party.number, *given)  # noqa: E731
+    monkeypatch.setattr(Lane, "run", another)
+    assert not rogue_run(round_, errors) and "bisect.sign" not in ear.sent
+    assert isinstance(errors[1], PeerDeviated)
 
 
 def test_a_server_that_waits_sees_the_right_digits_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -549,60 +505,6 @@ def test_a_server_that_waits_sees_the_right_digits_alone(monkeypatch: pytest.Mon
     rogue_run(round_, errors)
     assert isinstance(errors[0], PeerDeviated)
     assert ear.sent.count("bisect.sign") == 1
-
-
-def test_a_client_whose_fold_is_wrong_is_named() -> None:
-    """Both servers name it, whichever it told; the others are bound in another session."""
-    for told in (0, 1):
-        round_ = Round(RNG.integers(0, 16, (4, 300)))
-
-        def run(number: int, told: int = told, round_: Round = round_) -> None:
-            one = round_.bind(number)
-            folds = round_.folds(number, one.toss())
-            if number == told:
-                folds[2] = folds[2] ^ np.uint64(1)
-            assert one.compare(folds) == [True, True, False, True]
-            with pytest.raises(LocalProtocolError, match="before nothing"):
-                one.run(lambda: None)
-
-        run_both(run)
-        round_.again()
-        for found in run_both(partial(round_.run, who=[0, 1, 3])):
-            assert (found == round_.medians([0, 1, 3])).all()
-
-
-def test_a_server_that_refuses_the_sums_falsely_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All clients agree with both servers: nothing was opened, and it is said of server 1."""
-    round_, true = Round(RNG.integers(0, 16, (4, 64)), lanes=1), Opener.tell
-    ear = Ear(round_.pairs[0][0])
-    round_.pairs = [(ear, round_.pairs[0][1])]
-
-    def tell(self: Opener, label: str, *given: Any) -> Any:
-        theirs, right = true(self, label, *given)
-        return theirs, right and (label != "bisect.folds" or self._number == 0)
-
-    monkeypatch.setattr(Opener, "tell", tell)
-    errors: dict[int, BaseException] = {}
-    rogue_run(round_, errors)
-    assert isinstance(errors[0], PeerDeviated) and "bisect.masked" not in ear.sent
-
-
-@pytest.mark.parametrize("server", [0, 1])
-def test_a_server_that_is_bound_to_another_sum_is_found(
-    server: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    round_, true = Round(RNG.integers(0, 16, (5, 64))), Bisection._sums
-
-    def sums(self: Bisection, start: int, stop: int) -> Any:
-        found = true(self, start, stop)
-        if self._number == server and start == 0:
-            found[7, 3] += 8
-        return found
-
-    monkeypatch.setattr(Bisection, "_sums", sums)
-    errors: dict[int, BaseException] = {}
-    rogue_run(round_, errors)
-    assert all("the sums of the clients' shares" in str(errors[j]) for j in (0, 1))
 
 
 def test_a_client_that_helps_moves_the_sum_that_was_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -964,7 +866,7 @@ def test_what_is_no_bit_passes_as_often_as_predicted(
     count: int, partners: int, wrong: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Party 0 commits to 2 and to as many partners that are 2, and claims that all are 0."""
-    lanes, trials = small_lanes(monkeypatch, partners, 48), 1000
+    lanes, trials = small_lanes(monkeypatch, partners, 48), 400
     passed = passing(lanes, count, partners, wrong, wrong, trials)
     check_rate(passed, trials, (count + 1.0) ** -partners)
 
@@ -1035,52 +937,6 @@ def passing(
 
 
 # Errors that are chosen for the key of the hash: they cancel in it, whatever Delta is.
-
-
-def test_numbers_that_are_no_bits_do_not_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Server 1 knows what it will claim: that all are 0. So it could know the key ahead.
-
-    It commits to 8 in coordinate 0 of the first step, and where only padding is, to turn the sign.
-    """
-    round_, dim = Round(np.full((5, 24), 7), lanes=1), 24
-    true_prove, true_make, true_masked = Lane._prove_bits, Lane._make, Lane._masked
-    off = np.zeros((4, 64), np.uint8)
-
-    def make(self: Lane, *given: Any) -> Any:
-        with monkeypatch.context() as patch:
-            if self.party.number == 1:
-                zeros = partial(np.zeros, dtype=np.uint64)
-                patch.setattr(self.party.randomness, "words", zeros, raising=False)
-            return true_make(self, *given)
-
-    def prove(self: Lane, values: np.ndarray, t: int) -> Any:
-        if self.party.number == 0 or t:
-            return true_prove(self, values, t)
-        rows, length = bisect.partners_of(256)
-        guards = 3 * rows * (length - 256)
-        places = [*(64 * step + i for step in range(4) for i in range(dim, 64)), 3 * 64]
-        errors = np.zeros((len(places), guards + 3 * rows * 256), np.uint64)
-        for error, place in zip(errors, places, strict=True):
-            error[guards + place :: 256][:rows] = 8
-        words = np.zeros(-(-rows * length // 64), np.uint64)
-        off.reshape(-1)[places] = 8 * cancelling(self.opener, 1, words, errors)
-        true = self.prover
-        claims = np.zeros(rows * length, np.uint8)
-        self.prover = Cheat(true, [off.reshape(-1), claims])  # type: ignore[assignment]
-        found = true_prove(self, values, t)
-        self.prover = true
-        return found
-
-    def masked(self: Lane, step: int, *given: Any) -> Any:
-        return [
-            each ^ off[step, :dim] * self.party.number for each in true_masked(self, step, *given)
-        ]
-
-    for name, changed in (("_make", make), ("_prove_bits", prove), ("_masked", masked)):
-        monkeypatch.setattr(Lane, name, changed)
-    errors: dict[int, BaseException] = {}
-    assert not rogue_run(round_, errors) and off[3, 0] == 8
-    assert isinstance(errors[0], PeerDeviated) and "random bits 0" in str(errors[0])
 
 
 def test_folds_that_differ_do_not_cancel() -> None:
@@ -1185,14 +1041,6 @@ def test_macs_that_wait_are_not_dropped() -> None:
     opener.add_macs(np.zeros(1, np.uint64), np.zeros(1, np.uint64))
     with pytest.raises(LocalProtocolError, match="not compared"):
         opener.begin(np.zeros(1, np.uint64), [])
-
-
-def test_masks_of_folds_are_of_one_session() -> None:
-    """Else two folds under two coins would differ by what is folded."""
-    round_ = Round(RNG.integers(0, 16, (1, 64)))
-    upload, mask = round_.uploads[0][0], round_.masks[0][0]
-    one, other = (fold(0, upload, id_, bytes(16), mask) for id_ in (bytes(16), bytes(15) + b"1"))
-    assert (one != other).mean() > 0.9
 
 
 def test_small_models_take_larger_buckets_of_ands() -> None:

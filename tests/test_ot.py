@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -127,14 +128,14 @@ def refused_points() -> dict[str, bytes]:
 REFUSED = refused_points()
 
 
-@pytest.mark.parametrize("point", REFUSED.values(), ids=REFUSED.keys())
-def test_base_ot_refuses_points_outside_the_group(point: bytes) -> None:
+def test_base_ot_refuses_points_outside_the_group() -> None:
     """Send the neutral element, small and mixed orders, and second encodings, as A and as B."""
     one, two = local_pair()
-    one.send("base.A", np.frombuffer(point, np.uint8))
-    with pytest.raises(PeerProtocolError, match="A is not a point"):
-        BaseOtReceiver(two, SESSION).keys(np.zeros(1, np.uint8))
-    for side in (0, 1):
+    for point in REFUSED.values():
+        one.send("base.A", np.frombuffer(point, np.uint8))
+        with pytest.raises(PeerProtocolError, match="A is not a point"):
+            BaseOtReceiver(two, SESSION).keys(np.zeros(1, np.uint8))
+    for point, side in product(REFUSED.values(), (0, 1)):
         sender, pair = BaseOtSender(one, SESSION), [prime_order_point(), prime_order_point()]
         pair[side] = point
         two.send("base.B", np.frombuffer(b"".join(pair), np.uint8).reshape(1, 2, 32))
@@ -229,8 +230,8 @@ class Lying(Channel):
         super().send(label, array)
 
 
-@pytest.mark.parametrize("block", [0, 5, 31])
-@pytest.mark.parametrize("level", range(4))
+@pytest.mark.parametrize("block", [0, 31])
+@pytest.mark.parametrize("level", [0, 3])
 @pytest.mark.parametrize("side", [0, 1])
 def test_a_wrong_sum_of_a_tree_is_found_by_the_sender_that_uses_it(
     block: int, level: int, side: int
@@ -304,8 +305,9 @@ def flipping(channel: Channel, flips: list[tuple[int, int]]) -> Lying:
     return Lying(channel, flip)
 
 
-@pytest.mark.parametrize("field_bits", [1, 2, 4, 8])
-@pytest.mark.parametrize("native_aes", [True, False])
+@pytest.mark.parametrize(
+    ("field_bits", "native_aes"), [(1, True), (2, False), (4, True), (4, False), (8, False)]
+)
 def test_honest_corrections_pass(field_bits: int, native_aes: bool) -> None:
     """However many OTs and portions there are, check after check, and if there is nothing to check.
 
@@ -314,6 +316,7 @@ def test_honest_corrections_pass(field_bits: int, native_aes: bool) -> None:
     sender, receiver = extension(field_bits, native_aes=(native_aes, not native_aes))
     alike = [[3, 1], [1, 3], [], [3, 3], [3], [2]]
     checks: list[list[list[int]]] = [[[1]], [], [[3, 1]], [[]], alike, [[200], [1, 1], [200]]]
+    seen = set()
     for portions in checks:
         for counts in portions:
             for count in counts:
@@ -321,9 +324,13 @@ def test_honest_corrections_pass(field_bits: int, native_aes: bool) -> None:
                 keys0, keys1 = sender.extend(count * ALIGN)
                 bits = bits_of(choices, count * ALIGN)
                 assert (np.where(bits[:, None] == 1, keys1, keys0) == keys).all()
+                assert 0.4 < bits.mean() < 0.6 or count < 200
+                seen |= {key.tobytes() for key in (*keys0, *keys1)}
             weighed(sender, receiver)
         checked(sender, receiver)
     assert sender.index == receiver.index == 426 * ALIGN
+    # no key twice
+    assert len(seen) == 2 * 426 * ALIGN
 
 
 @pytest.mark.parametrize("field_bits", [1, 2, 4, 8])
@@ -465,24 +472,9 @@ def test_a_fill_is_checked_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (np.where(receive.choices == 1, send.keys1, send.keys0) == receive.keys).all()
 
 
-@pytest.mark.parametrize("field_bits", [1, 2, 4, 8])
-def test_extension_gives_the_chosen_key(field_bits: int) -> None:
-    sender, receiver = extension(field_bits)
-    seen = set()
-    for count in (ALIGN, 3 * ALIGN, 1 << 13):
-        choices, keys = receiver.extend(count)
-        keys0, keys1 = sender.extend(count)
-        bits = bits_of(choices, count)
-        assert (np.where(bits[:, None] == 1, keys1, keys0) == keys).all()
-        assert (keys0 != keys1).any(axis=1).all()
-        assert 0.4 < bits.mean() < 0.6 or count == ALIGN
-        seen |= {key.tobytes() for key in keys0} | {key.tobytes() for key in keys1}
-    # no key twice
-    assert len(seen) == 2 * (4 * ALIGN + (1 << 13))
-
-
-@pytest.mark.parametrize("field_bits", [1, 2, 4, 8])
-@pytest.mark.parametrize("native_aes", [True, False])
+@pytest.mark.parametrize(
+    ("field_bits", "native_aes"), [(1, True), (2, False), (4, True), (4, False), (8, False)]
+)
 def test_correlated_ots(field_bits: int, native_aes: bool) -> None:
     """W = V ^ u Delta, in the low 64 bits, and keys; between OTs that are hashed, and checked."""
     sender, receiver = extension(field_bits, native_aes=(native_aes, not native_aes))
@@ -518,20 +510,6 @@ def twice(native_aes: bool) -> tuple[list[SoftSpokenReceiver], list[SoftSpokenSe
     receivers = [SoftSpokenReceiver(here, leaves) for _ in range(2)]
     senders = [SoftSpokenSender(there, delta, holes) for _ in range(2)]
     return receivers, senders
-
-
-@pytest.mark.parametrize("native_aes", [True, False])
-def test_keys_of_correlated_ots_are_those_of_others(native_aes: bool) -> None:
-    """Their low words: from the same leaves and index on."""
-    receivers, senders = twice(native_aes)
-    for count in (ALIGN, 91 * ALIGN):
-        own, peers, key, key0, key1 = np.zeros((5, count), np.uint64)
-        choices, keys = receivers[0].extend(count)
-        assert (receivers[1].extend_correlated(own, key) == choices).all()
-        pairs = senders[0].extend(count)
-        senders[1].extend_correlated(peers, key0, key1)
-        for found, want in zip((key, key0, key1), (keys, *pairs), strict=True):
-            assert (found == want[:, 0]).all()
 
 
 @pytest.mark.parametrize("low", [True, False])
@@ -582,31 +560,6 @@ def test_bit_planes_are_those_of_the_keys(native_aes: bool) -> None:
             end.extend_planes(BLOCK + 1, 5)
 
 
-def test_extension_wire_bits() -> None:
-    """128/k - 1 bits an OT (protocols.md 3)."""
-    for field_bits in (1, 2, 4, 8):
-        sender, receiver = extension(field_bits)
-        before = receiver._channel.traffic.bytes_sent
-        receiver.extend(BLOCK)
-        bits = 8 * (receiver._channel.traffic.bytes_sent - before) / BLOCK
-        assert 128 / field_bits - 1 <= bits < 128 / field_bits - 1 + 0.01
-        del sender
-
-
-def test_lanes_share_nothing() -> None:
-    """The same base OTs on two lanes give unrelated keys and tweaks."""
-    one, two = local_pair()
-    leaves, (delta, holes) = run_both(
-        lambda j: receiver_setup(one, SESSION, 4) if j == 0 else sender_setup(two, SESSION, 4)
-    )
-    keys = [
-        SoftSpokenReceiver(Direction(one, SESSION, lane, 0), leaves).extend(ALIGN)[1].copy()
-        for lane in (0, 1)
-    ]
-    assert not (keys[0] == keys[1]).any()
-    del delta, holes
-
-
 @pytest.mark.parametrize("count", [0, 1, ALIGN - 1, BLOCK + ALIGN, -ALIGN])
 def test_extension_refuses_sizes_it_cannot_make(count: int) -> None:
     sender, receiver = extension(4)
@@ -615,13 +568,7 @@ def test_extension_refuses_sizes_it_cannot_make(count: int) -> None:
             end.extend(count)
 
 
-def test_extension_does_not_print_secrets() -> None:
-    sender, receiver = extension(4)
-    assert repr(sender) == "SoftSpokenSender(index=0, <secrets>)" and "secrets" in repr(receiver)
-
-
-@pytest.mark.parametrize("bits", [2, 7, 8, 32, 33, 64])
-@pytest.mark.parametrize("count", [0, 1, 65, 1000])
+@pytest.mark.parametrize(("bits", "count"), [(2, 0), (33, 65), (64, 1000)])
 def test_correlated_one_of_two(bits: int, count: int) -> None:
     parties = [lanes[0] for lanes in make_parties()]
     delta = ring.reduce(RNG.integers(0, 2**64, count, np.uint64), bits)
