@@ -16,7 +16,7 @@ from securemedian.common.model_form import MAX_FORM_BYTES, FormEntry, ModelForm
 from securemedian.mpc.errors import InputError, PeerProtocolError, SecureMedianError
 from securemedian.mpc.rounds.methods.radix import Radix
 from tests.daemons import WAIT_S, Pair, in_background
-from tests.test_own_model import member, toml
+from tests.test_own_model import member
 
 PARAMS = RoundParams(Radix(), dim=8, max_clients=2)
 FC1, FC2 = np.full((2, 2), 1.0, np.float32), np.full((2, 2), 10.0, np.float32)
@@ -337,7 +337,7 @@ def test_files_bring_the_form(
         assert cli.main(["init", file, "--from", "form_start:build", "--keep-local", "bn"]) == 0
         shown = capsys.readouterr().out
         assert "2 of 3 entries are sent, with 8 values: fc2, fc1; local: bn" in shown
-        config = toml(pair, "coordinator")
+        config = pair.toml("coordinator")
         assert cli.main(["round", "open", config, "radix", "--model", file, "--max-clients=2"]) == 0
         assert "radix takes values from -3.40282e+38 to 3.40282e+38" in capsys.readouterr().err
         files.write(Path("one.npz"), model(1, 10))
@@ -346,7 +346,7 @@ def test_files_bring_the_form(
             in_background(
                 partial(
                     cli.main,
-                    ["submit", toml(pair, f"client-{n}"), name, "--result", f"result-{name}"],
+                    ["submit", pair.toml(f"client-{n}"), name, "--result", f"result-{name}"],
                 )
             )
             for n, name in ((1, "one.npz"), (2, "two.safetensors"))

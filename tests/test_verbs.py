@@ -1,12 +1,9 @@
 """The Python interface and the verbs `round`, `submit` and `train`, against running daemons."""
 
 import json
-import threading
 import warnings
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,9 +20,8 @@ from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uneven import FollowRange
-from securemedian.mpc.rounds.ranges.uniform import MeanRange
 from tests.conftest import needs
-from tests.daemons import WAIT_S, Pair
+from tests.daemons import WAIT_S, Pair, in_background
 
 pytestmark = pytest.mark.slow
 
@@ -33,56 +29,12 @@ UPDATES = np.random.default_rng(1).normal(size=(3, 50)).astype(np.float32)
 START = np.zeros(50, np.float32)
 
 
-def together(functions: list[Callable[[], Any]]) -> list[Any]:
-    """Return what the functions return, called at the same time."""
-    results: dict[int, Any] = {}
-    threads = [
-        threading.Thread(target=lambda i=i, f=f: results.update({i: f()}), daemon=True)
-        for i, f in enumerate(functions)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT_S)
-    assert len(results) == len(functions)
-    return [results[i] for i in range(len(functions))]
-
-
-def toml(pair: Pair, name: str) -> str:
-    return str(pair.folder / f"{name}.toml")
-
-
-def test_a_run_in_python(pair: Pair) -> None:
-    params, policy = (
-        RoundParams(Bucketed(buckets=8, schedule="scan"), dim=50, max_clients=3),
-        MeanRange(4.0, 0.5),
-    )
-    with Coordinator.from_config(toml(pair, "coordinator")) as coordinator:
-        clients = [Client.from_config(toml(pair, name)) for name in pair.names]
-        for number in (1, 2):
-            round_id = coordinator.open_round(
-                params, START if number == 1 else None, policy if number == 1 else None
-            )
-            published = coordinator.model(round_id)
-            for client, update in zip(clients, UPDATES, strict=True):
-                client.submit({"w": update.reshape(5, 10), "steps": np.array([number])})
-            (expected,) = plaintext.published(UPDATES, params, published)
-            assert np.array_equal(coordinator.result(round_id), expected)
-            for client in clients:
-                result = client.result()
-                assert np.array_equal(result["w"], expected.reshape(5, 10))
-                assert result["steps"].tolist() == [number]
-            assert coordinator.status(round_id).number == number
-        for client in clients:
-            client.close()
-
-
 def test_everybody_can_compute_the_next_buckets(pair: Pair) -> None:
     """Run three default rounds: `next` of the published scale is S0's next one."""
     params = RoundParams(Bucketed(), dim=50, max_clients=3)
     rng = np.random.default_rng(5)
-    with Coordinator.from_config(toml(pair, "coordinator")) as coordinator:
-        clients = [Client.from_config(toml(pair, name)) for name in pair.names]
+    with Coordinator.from_config(pair.toml("coordinator")) as coordinator:
+        clients = [Client.from_config(pair.toml(name)) for name in pair.names]
         scale = FollowRange().start()
         for number in (1, 2, 3):
             round_id = coordinator.open_round(params, START if number == 1 else None)
@@ -115,37 +67,20 @@ def test_everybody_can_compute_the_next_buckets(pair: Pair) -> None:
 def test_a_round_by_verbs_alone(
     pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    coordinator = toml(pair, "coordinator")
+    coordinator = pair.toml("coordinator")
     files.write(tmp_path / "start.npy", START)
-    opening = [
-        "round",
-        "open",
-        coordinator,
-        "pairwise",
-        "--max-clients",
-        "3",
-        "--model",
-        str(tmp_path / "start.npy"),
-        "--ring-bits",
-        "32",
-    ]
-    assert cli.main([*opening, "--fraction-bits", "16"]) == 0
+    options = f"--max-clients 3 --model {tmp_path}/start.npy --ring-bits 32 --fraction-bits 16"
+    assert cli.main(["round", "open", coordinator, "pairwise", *options.split()]) == 0
     round_id = capsys.readouterr().out.strip()
     for name, update in zip(pair.names, UPDATES, strict=True):
         files.write(tmp_path / f"{name}.npz", {"a": update[:20], "b": update[20:]})
 
-    def submit(name: str) -> int:
-        return cli.main(
-            [
-                "submit",
-                toml(pair, name),
-                str(tmp_path / f"{name}.npz"),
-                "--result",
-                str(tmp_path / f"{name}-result.npz"),
-            ]
-        )
+    def submit(name: str) -> None:
+        update, result = (str(tmp_path / f"{name}{end}.npz") for end in ("", "-result"))
+        assert cli.main(["submit", pair.toml(name), update, "--result", result]) == 0
 
-    assert together([partial(submit, name) for name in pair.names]) == [0, 0, 0]
+    for join in [in_background(partial(submit, name)) for name in pair.names]:
+        join()
     assert cli.main(["round", "result", coordinator, str(tmp_path / "result.npy")]) == 0
     assert "left out" not in capsys.readouterr().err
     result = files.read_models(tmp_path / "result.npy")
@@ -168,20 +103,11 @@ def test_a_round_by_verbs_alone(
 
 
 def test_close_and_abort(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    coordinator = toml(pair, "coordinator")
-    opening = [
-        "round",
-        "open",
-        coordinator,
-        "pairwise",
-        "--max-clients",
-        "3",
-        "--dim",
-        "50",
-        "--reset",
-    ]
+    coordinator = pair.toml("coordinator")
+    options = "pairwise --max-clients 3 --dim 50 --reset"
+    opening = ["round", "open", coordinator, *options.split()]
     assert cli.main(opening) == 0
-    with Client.from_config(toml(pair, pair.names[0])) as client:
+    with Client.from_config(pair.toml(pair.names[0])) as client:
         client.submit(UPDATES[0])
         assert cli.main(["round", "abort", coordinator, "--reason", "wrong data"]) == 0
         with pytest.raises(RoundFailed, match="wrong data"):
@@ -189,7 +115,7 @@ def test_close_and_abort(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixtu
         assert cli.main(["round", "close", coordinator]) == 2
         assert "cannot be closed" in capsys.readouterr().err
         assert cli.main(opening) == 0
-        with Client.from_config(toml(pair, pair.names[1])) as other:
+        with Client.from_config(pair.toml(pair.names[1])) as other:
             client.submit(UPDATES[0])
             other.submit(UPDATES[1])
             assert cli.main(["round", "close", coordinator]) == 0
@@ -217,21 +143,18 @@ def test_workers_go_on_from_a_result_that_only_they_know(pair: Pair, tmp_path: P
     trainers = [Trainer.of_part(digits, index, 3, seed=1, images=40) for index in range(3)]
 
     def work(name: str, trainer: Trainer) -> None:
-        with Client.from_config(toml(pair, name)) as client:
+        with Client.from_config(pair.toml(name)) as client:
             run(client, OfModels(trainer), rounds=2, record=tmp_path)
 
     def coordinate() -> None:
-        with Coordinator.from_config(toml(pair, "coordinator")) as coordinator:
+        with Coordinator.from_config(pair.toml("coordinator")) as coordinator:
             for model in (start, None):
                 coordinator.open_round(params, model)
                 pair.wait("published")
 
-    together(
-        [
-            coordinate,
-            *(lambda n=n, t=t: work(n, t) for n, t in zip(pair.names, trainers, strict=True)),
-        ]
-    )
+    works = [partial(work, *one) for one in zip(pair.names, trainers, strict=True)]
+    for join in [in_background(coordinate), *map(in_background, works)]:
+        join()
     first, second = (
         np.stack([np.load(tmp_path / f"round-{number}-{name}.npy") for name in pair.names])
         for number in (1, 2)
