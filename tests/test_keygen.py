@@ -124,14 +124,11 @@ def test_parties_made_alone_need_only_each_others_public_keys(
     [
         ([], "--clients; give their number"),
         (["--clients", "1"], "give 2 to"),
-        (["--clients", "2", "--name", "x"], "--role"),
         (["--clients", "3", "--base-port", "0"], "--base-port"),
         (["--role", "client"], "--name"),
         (["--role", "client", "--name", "../x"], "--name"),
-        (["--role", "client", "--name", 'a"b'], "--name"),
         (["--role", "s1", "--name", "beta"], "the name of a server is its role"),
         (["--clients", "a,,b"], "--clients, invalid name"),
-        (["--clients", "a,b,a"], "names somebody twice"),
         (["--clients", "a,s0"], "names somebody twice"),
         (["--clients", "a"], "as many names"),
         # one file of two would forbid what the other allows
@@ -316,9 +313,7 @@ def test_join_tells_what_is_still_missing(
         (f"client a {KEYS[0]}", "invalid public key"),
         (f"hello!\nclient a {KEYS[0]} DIGITS", "invalid public key: 'hello!'"),
         (f"clint a {KEYS[0]} DIGITS", "invalid public key"),
-        (f"client a/b {KEYS[0]} DIGITS", "invalid public key"),
         (f"client a {KEYS[1]} DIGITS", "the key of a was changed on the way"),
-        (f"client a {KEYS[0].swapcase()} DIGITS", "the key of a was changed on the way"),
         (f'role = "client"\nname = "a"\npublic-key = "{KEYS[0][:-1]}"', "invalid public key"),
         (f'role = "owner"\npublic-key = "{KEYS[0]}"', "invalid role"),
         (f"s0 s0 {KEYS[0]} DIGITS", "a key without its signing key"),
@@ -326,7 +321,6 @@ def test_join_tells_what_is_still_missing(
             f'role = "s0"\nname = "beta"\npublic-key = "{KEYS[0]}"',
             "the name of a server is its role",
         ),
-        (f"s0 s0 {KEYS[0]} {KEYS[1]} DIGITS", "the key of s0 was changed on the way"),
         (
             f'role = "client"\nname = "a"\nsigning-key = "{KEYS[1]}"\npublic-key = "{KEYS[0]}"',
             "has no signing key",
@@ -372,7 +366,6 @@ def test_a_key_that_is_there_is_never_replaced(
         ("party = 0\n", r"lacks a table: \[peer\]"),
         ("party = 0\npeer = 3\n", "not a table: `peer`"),
         ("party = 0\npeer = { public_key = '' }\n", "paste it by hand"),
-        ("party = 0\n[peer]\npublic_key = ''\n", "paste it by hand"),
         ("party = 0\n[peer]\n", "paste it by hand"),
         ("party =", "is not TOML"),
     ],
@@ -506,9 +499,6 @@ def test_a_public_key_that_went_through_windows_is_read_or_named(
     given.write_text(plain.replace('"', "\u201d"), "utf-8")
     assert cli.main(arguments) == 2
     assert "it has curly quotes; type plain ones" in capsys.readouterr().err
-    given.write_text(plain, "utf-16")
-    assert cli.main(arguments) == 2
-    assert "UTF-16" in capsys.readouterr().err
     path.write_text(path.read_text("utf-8"), "utf-8-sig")
     given.write_text(plain, "utf-8-sig")
     cli.main(arguments)

@@ -2,7 +2,6 @@
 
 import re
 import tomllib
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +33,7 @@ from securemedian.servers.network.control import Failed, Open, Opened
 from securemedian.servers.rounds.register import HOUR_S, ROUNDS_RETAINED
 from securemedian.servers.storage.database import Bound
 from securemedian.servers.storage.store import Store
-from tests.daemons import Pair, running, wait_until
+from tests.daemons import Pair, running
 from tests.servers_alone import PARAMS, START, Server
 
 ROUND: dict[str, Any] = {"dim": 1000, "max_clients": 10}
@@ -180,22 +179,10 @@ def test_the_verb_keygen_writes_the_default(tmp_path: Path) -> None:
             "s1 refuses selection opened: its [policy] allows only hidden",
         ),
         (
-            {"allowed": {"midpoint": [False]}},
-            {"method": "radix"},
-            {"method": "radix", "midpoint": True},
-            "s1 refuses midpoint True: its [policy] allows only False",
-        ),
-        (
             {"at_most": {"quantiles": 2}},
             {"method": "radix", "quantiles": [0.25, 0.5], "min_clients": 5},
             {"method": "radix", "quantiles": [0.25, 0.5, 0.75], "min_clients": 5},
             "refuses quantiles 3: its [policy] allows at most 2",
-        ),
-        (
-            {"at_most": {"results": 1}},
-            {"method": "radix", "ranks": [3], "min_clients": 5},
-            {"method": "radix", "midpoint": True},
-            "refuses results 2: its [policy] allows at most 1",
         ),
         (
             {"at_most": {"results": 3}},
@@ -226,12 +213,6 @@ def test_the_verb_keygen_writes_the_default(tmp_path: Path) -> None:
             {"method": "bucketed"},
             {"method": "bucketed"} | PREDICTIONS,
             "s1 refuses exchange predictions: its [policy] allows only parameters",
-        ),
-        (
-            {"at_most": {"groups": 2}},
-            {"method": "bucketed", "groups": 2},
-            {"method": "bucketed", "groups": 3},
-            "refuses groups 3: its [policy] allows at most 2",
         ),
     ],
 )
@@ -270,18 +251,13 @@ def test_all_reasons_are_told_at_once() -> None:
             {"allowed": {"selection": "hidden"}},
             "invalid allowed: 'selection': 'hidden'; give a list",
         ),
-        ({"allowed": {"selection": []}}, "list one or more"),
         ({"allowed": {"selection": ["shown"]}}, "'shown'; take one of hidden, opened"),
         ({"allowed": {"midpoint": [0]}}, "0; take one of False, True"),
-        ({"allowed": {"exchange": ["updates"]}}, "'updates'; take one of parameters, predictions"),
         ({"allowed": {"public_set": [True]}}, "invalid name in `allowed`: '"),
         ({"at_most": {"bucket": 3}}, "invalid name in `at_most`: 'bucket'; take one of dim,"),
-        ({"at_most": {"selection": 3}}, "invalid name in `at_most`: '"),
         ({"at_most": {"method": 3}}, "invalid name in `at_most`: '"),
         ({"at_least": {"dims": 3}}, "invalid name in `at_least`: '"),
-        ({"at_most": {"dim": "9"}}, "; give a number"),
         ({"at_most": {"dim": True}}, "; give a number"),
-        ({"at_most": {"dim": -1}}, "invalid limit in at_most: dim"),
         ({"at_most": {"dim": 1 << 63}}, "invalid limit in at_most: dim"),
         ({"at_most": {"dim": float("nan")}}, "invalid limit in at_most: dim"),
         ({"at_most": {"dim": 3}, "at_least": {"dim": 4}}, "so that no round fits: dim;"),
@@ -356,51 +332,21 @@ def test_a_round_that_s1_refuses_does_not_count_at_s0(tmp_path: Path) -> None:
     )
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Start two servers with policies of their own."""
-    made = Pair(tmp_path_factory.mktemp("pair") / "keys")
-    for server, own in (
-        ("s0", policy(allowed={"selection": ["hidden"]})),
-        ("s1", policy(at_most={"results": 1, "rounds_per_hour": 2})),
-    ):
-        file = made.folder / f"{server}.toml"
-        written = keygen.policy_table(Policy.unlimited())
-        assert written in file.read_text()
-        file.write_text(file.read_text().replace(written, keygen.policy_table(own)))
-    with running(made):
-        yield made
-
-
 @pytest.mark.slow
-def test_either_server_refuses_by_name_and_info_tells_both_policies(pair: Pair) -> None:
-    radix: dict[str, Any] = {"method": "radix", "dim": 4, "max_clients": 3}
-    pairwise: dict[str, Any] = {"method": "pairwise", "dim": 4, "max_clients": 3}
-    with pytest.raises(PolicyRefused, match="^s0 refuses selection opened: .* only hidden"):
-        pair.open(**pairwise, selection="opened")
-    assert pair.status()["state"] == "none"
-    with pytest.raises(PolicyRefused, match="^s1: s1 refuses results .* at most 1"):
-        pair.open(**radix, ranks=[2, 2], min_clients=3)
-    assert pair.status()["opened"] == "nothing"
-    refusals = [e for e in pair.events("s1") if e["event"] == "open-refused"]
-    assert [event["code"] for event in refusals] == [PolicyRefused.code]
-    # the servers compute a round that neither refuses
-    round_id = pair.open(**radix)
-    for number in (1, 2, 3):
-        pair.submit(f"client-{number}", np.full(4, number, np.float32))
-    pair.wait("published")
-    assert pair.result(round_id).tolist() == [2.0] * 4
-    pair.open(**radix)
-    pair.caller("coordinator", "s0").ask("abort", round=pair.status()["round"], reason="enough")
-    wait_until(lambda: pair.status("s1")["state"] == "failed")
-    with pytest.raises(PolicyRefused, match="s1 refuses rounds_per_hour 3: .* at most 2"):
-        pair.open(**radix)
-    s0, s1 = (
-        pair.caller("client-1", server).ask("info").fields["policy"] for server in ("s0", "s1")
-    )
-    default = Policy().to_dict()
-    assert s0 == default
-    assert s1 == default | {"at_most": default["at_most"] | {"results": 1, "rounds_per_hour": 2}}
+def test_a_server_refuses_by_name_and_info_tells_its_policy(tmp_path: Path) -> None:
+    made = Pair(tmp_path / "keys")
+    file = made.folder / "s1.toml"
+    written, own = keygen.policy_table(Policy.unlimited()), policy(at_most={"results": 1})
+    file.write_text(file.read_text().replace(written, keygen.policy_table(own)))
+    with running(made) as pair:
+        with pytest.raises(PolicyRefused, match="^s1: s1 refuses results .* at most 1"):
+            pair.open(method="radix", dim=4, max_clients=3, ranks=[2, 2], min_clients=3)
+        assert pair.status()["opened"] == "nothing"
+        refusals = [event for event in pair.events("s1") if event["event"] == "open-refused"]
+        assert [event["code"] for event in refusals] == [PolicyRefused.code]
+        default = Policy().to_dict()
+        told = pair.caller("client-1", "s1").ask("info").fields["policy"]
+        assert told == default | {"at_most": default["at_most"] | {"results": 1}}
 
 
 ZOOM: dict[str, Any] = {"method": "zoom", "dim": 4, "max_clients": 3}
