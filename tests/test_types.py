@@ -1,7 +1,7 @@
 """mypy tells shares from public values: every misuse below is an error, and nothing else is.
 
-The snippets and the copies of mpc's methods from which an opening was taken are checked by one
-run of mypy, with a copy of the cache of `scripts/test`.
+The snippets, the copies of mpc's methods from which an opening was taken, and a program of the
+public names are checked by one run of mypy, with a copy of the cache of `scripts/test`.
 """
 
 import ast
@@ -20,6 +20,7 @@ from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from tests.test_face import PROGRAM, WANTED
 
 ROOT = Path(__file__).resolve().parent.parent
 MPC = Path(mpc.__file__).parent
@@ -147,6 +148,8 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[int]]:
     for name, snippet in SNIPPETS.items():
         sources.append(folder / f"{name}.py")
         sources[-1].write_text(SETTING + snippet, "utf-8")
+    sources.append(folder / "public_names.py")
+    sources[-1].write_text(PROGRAM, "utf-8")
     checked = subprocess.run(
         [*command, *sources],
         cwd=ROOT,
@@ -172,6 +175,11 @@ def test_a_misused_share_is_an_error(name: str, errors: dict[str, set[int]]) -> 
     lines = (SETTING + SNIPPETS[name]).splitlines()
     wanted = {number for number, line in enumerate(lines, 1) if line.endswith("# error")}
     assert errors.get(name, set()) == wanted
+
+
+@pytest.mark.slow
+def test_the_public_names_are_known(errors: dict[str, set[int]]) -> None:
+    assert errors.get("public_names", set()) == WANTED
 
 
 @pytest.mark.slow
