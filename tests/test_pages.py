@@ -1,5 +1,6 @@
 """The pages: every command that they print is one, and all that their Python imports exists."""
 
+import argparse
 import ast
 import contextlib
 import importlib
@@ -43,9 +44,13 @@ def test_commands_are_found() -> None:
     assert sum(len(list(commands(page))) for page in PAGES) > 60
 
 
+@pytest.fixture(scope="module")
+def parser() -> argparse.ArgumentParser:
+    return cli._parser()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_every_command_is_one(page: Path) -> None:
-    parser = cli._parser()
+def test_every_command_is_one(page: Path, parser: argparse.ArgumentParser) -> None:
     for words in commands(page):
         said = io.StringIO()
         try:

@@ -1,8 +1,6 @@
 """Plots are written whole, say what their axes are, and tell lines apart without colour."""
 
-import builtins
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,6 @@ import pytest
 
 from securemedian.laboratory import plots
 from securemedian.laboratory.plots import Grid, Line, Panel
-from securemedian.mpc.errors import ConfigError
 
 
 def panel(lines: int, title: str = "a panel", **options: Any) -> Panel:
@@ -91,21 +88,6 @@ def test_no_lines_and_single_points(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     panels = [Panel("empty", "x", "y", []), Panel("point", "x", "y", [Line("one", [1], [1])])]
     assert plots.save(tmp_path / "few", "few", panels).exists()
-
-
-def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def refuse(name: str, *rest: Any, **named: Any) -> Any:
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *rest, **named)
-
-    for name in [name for name in sys.modules if name.startswith("matplotlib")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(ConfigError, match=r"pip install '\.\[bench\]'"):
-        plots.save(tmp_path / "none", "t", [panel(1)])
 
 
 def test_an_axis_of_rounds_has_whole_numbers(tmp_path: Path, texts: list[str]) -> None:
