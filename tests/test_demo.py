@@ -93,27 +93,8 @@ def test_malicious_security_of_servers_clients_and_rounds(tmp_path: Path) -> Non
     assert settings["security"] == settings["params"]["security"] == "malicious"
 
 
-def test_malicious_security_of_another_method_is_refused(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert cli.main(["demo", "--security", "malicious", "mean"]) != 0
-    assert "invalid option of mean: security, which belongs to bucketed" in capsys.readouterr().err
-
-
 def _without_numbers(text: str) -> str:
     return " ".join(re.sub(r"[\d.]+", "0", text).split())
-
-
-@pytest.mark.release
-def test_bucketed_with_a_fault_and_baselines(tmp_path: Path) -> None:
-    method = "bucketed --buckets 6 --range coordinate"
-    fault = "--rounds 4 --fault gaussian --fault-from 2 --baselines"
-    figures = demo(tmp_path, *DIGITS, *method.split(), *fault.split())
-    check(figures, 4)
-    assert figures["final"]["secure"] > 0.8
-    assert figures["final"]["plain_mean"] < 0.5
-    assert len(figures["baselines"]["mean"]) == len(figures["baselines"]["median"]) == 4
-    assert figures["baselines"]["mean"][-1] < 0.5 < figures["baselines"]["median"][-1]
 
 
 @pytest.mark.release
@@ -140,11 +121,6 @@ def test_a_malformed_client_is_left_out_and_named(tmp_path: Path) -> None:
     assert "clear from the updates of the others, bit by bit" in told
 
 
-def test_a_fault_that_the_method_rules_out_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["demo", *DIGITS, "--fault", "malformed", "radix"]) != 0
-    assert "every word of radix" in capsys.readouterr().err.lower()
-
-
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingRun]:
     """Both servers and four workers on 200 images each, for the demos of several methods."""
@@ -169,9 +145,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingRun]:
     "options",
     [
         "pairwise",
-        "radix --encoding buckets",
         "trimmed-mean --trim 0.3 --neighbours 1",
-        "krum --selection opened",
     ],
 )
 def test_the_other_methods(
@@ -214,6 +188,8 @@ def test_the_other_methods(
         ("--range coordinate:initial=0", "bucket range"),
         ("--data .", "MNIST"),
         ("--fault ofom", "securemedian experiment"),
+        ("--dataset digits --fault malformed radix", "Every word of radix"),
+        ("--security malicious mean", "invalid option of mean: security, which belongs to buck"),
     ],
 )
 def test_mistakes_are_told_before_anything_starts(

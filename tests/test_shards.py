@@ -212,12 +212,9 @@ def test_verdicts_on_values_are_joined(servers: ShardedServers) -> None:
         assert each.cost.checking_bytes_sent == each.cost.bytes_sent > 0
 
 
-@pytest.mark.parametrize("bound", ["auto", 8.0])
-def test_whole_uploads_are_checked_over_all_shards(
-    servers: ShardedServers, bound: float | str
-) -> None:
+def test_whole_uploads_are_checked_over_all_shards(servers: ShardedServers) -> None:
     """The second vector is too long as a whole: a shard of it is not."""
-    method = Mean(norm_bound=bound)
+    method = Mean()
     params = RoundParams(method, dim=DIM, max_clients=CLIENTS)
     step = int(method.longest / DIM**0.5)
     lengths = [0.3, 2.5, 1.0]
@@ -366,8 +363,7 @@ def test_workers_of_s1_listen_at_the_ports_that_they_may_take(
 # Losses
 
 
-@pytest.mark.parametrize("comes_back", [True, False], ids=["anew", "for good"])
-@pytest.mark.parametrize("party", [0, 1])
+@pytest.mark.parametrize(("party", "comes_back"), [(0, True), (1, False)], ids=["anew", "for good"])
 def test_a_lost_shard_is_computed_elsewhere(
     servers: ShardedServers, party: int, comes_back: bool
 ) -> None:
