@@ -1,8 +1,6 @@
 """Plain English: no riddles, no inversions, few long sentences, in pages and code."""
 
-import pytest
-
-from tests.prose import ROOT, Finding, blocks, files, findings, markdown, python, shell
+from tests.prose import ROOT, blocks, files, findings, markdown, python, shell
 
 LONG_AT_MOST = 20
 WORDS_AT_MOST = {
@@ -19,29 +17,12 @@ WORDS_AT_MOST = {
 }
 """As `wc -w` counts, by pages; docs/threat-model.md has 690 of them in the coordinator's table."""
 ALL_WORDS_AT_MOST = 40_000
-REASONS: dict[str, str] = {}
-"""Sentences that may stay, by their first words, and why."""
 
 
-@pytest.fixture(scope="module")
-def found() -> list[Finding]:
-    return [
-        finding
-        for path in files()
-        for block in blocks(path)
-        for finding in findings(block)
-        if not any(finding.text.startswith(allowed) for allowed in REASONS)
-    ]
-
-
-def test_statements_begin_with_their_subject_and_say_no_banned_phrase(
-    found: list[Finding],
-) -> None:
+def test_sentences_begin_with_their_subject_say_no_banned_phrase_and_few_are_long() -> None:
+    found = [finding for path in files() for block in blocks(path) for finding in findings(block)]
     wrong = [str(finding) for finding in found if finding.kind != "long"]
     assert not wrong, "\n".join(wrong)
-
-
-def test_few_sentences_are_long(found: list[Finding]) -> None:
     long = [str(finding) for finding in found if finding.kind == "long"]
     assert len(long) <= LONG_AT_MOST, "\n".join(long)
 

@@ -81,7 +81,7 @@ def pair() -> Iterator[Pair]:
         ) as started:
             assert not any(folder.exists() for folder in left)
             yield started
-        # what a cluster has written ends with it
+        # the files of a cluster end with it
         assert not any(folder.parent.exists() for folder in left)
 
 
