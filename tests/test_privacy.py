@@ -81,7 +81,6 @@ def sized(method: Method, **more: Any) -> RoundParams:
 
 ROUNDS = {
     "scan": sized(Bucketed(buckets=8, schedule="scan")),
-    "scan-wide": sized(Bucketed(buckets=8, schedule="scan", ring_bits=16)),
     "scan-unverified": sized(Bucketed(buckets=8, schedule="scan", uploads="unverified")),
     "bisect": sized(Bucketed(buckets=8, schedule="bisect")),
     "groups": sized(Bucketed(buckets=4, groups=2)),
@@ -99,7 +98,7 @@ ROUNDS = {
     ),
     "pairwise-opened": sized(Pairwise(ring_bits=16, fraction_bits=0, selection="opened")),
 }
-INPUTS = ("zero", "extreme", "random")
+INPUTS = ("zero", "extreme")
 
 
 class Recorder(Channel):
@@ -204,7 +203,7 @@ def test_everything_received_before_the_opening_is_uniform(name: str, extension:
         wanted = {"leaf.request", "leaf.reply", "ot.corrections"} | silent
         check_uniform(both, wanted, {"dabits"} | silent)
         shapes.append(shapes_of(both))
-    assert shapes[0] == shapes[1] == shapes[2]
+    assert shapes[0] == shapes[1]
 
 
 def check_views(
@@ -244,7 +243,7 @@ def test_a_check_of_values_shows_who_failed_where_and_nothing_else(name: str) ->
         below, above = values < -top, values >= top
         want = [below | above] if sides == 1 else [below, above]
         assert (opened.reshape(sides, CLIENTS, DIM) == np.array(want)).all()
-    assert shapes[0] == shapes[1] == shapes[2] == shapes[3]
+    assert shapes[0] == shapes[1] == shapes[2]
 
 
 def zero_halves(kind: Kind[Any], as_sender: int, as_receiver: int) -> tuple[Half, Half]:
@@ -298,16 +297,6 @@ def test_the_uniformity_test_fails_without_masks(monkeypatch: pytest.MonkeyPatch
                 if not looks_uniform(bytes_of(view, label)):
                     caught.add(label)
     assert caught == MASKED
-
-
-def test_the_share_test_fails_on_plain_values() -> None:
-    assert not looks_uniform(ring.pack(np.arange(1 << 14, dtype=np.uint32), 32))
-
-
-def test_shares_of_the_same_value_are_fresh() -> None:
-    plain = np.zeros((1, 1000), np.uint64)
-    first, second = share.split(plain, 64), share.split(plain, 64)
-    assert first[0].seed != second[0].seed and (first[1].packed != second[1].packed).any()
 
 
 @pytest.mark.parametrize(("schedule", "buckets"), [("scan", 8), ("bisect", 8), ("bisect", 11)])
