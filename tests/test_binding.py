@@ -130,7 +130,7 @@ def test_what_a_client_sends_is_uniform() -> None:
 
 @pytest.mark.parametrize("kernels", [portable, pytest.param(native, marks=NATIVE)])
 @pytest.mark.parametrize("slot", [4, 8, 16])
-@pytest.mark.parametrize("count", [1, 64, 65, 5000])
+@pytest.mark.parametrize("count", [1, 65, 5000])
 def test_columns_are_added_to_their_places(kernels: Any, slot: int, count: int) -> None:
     rows = RNG.integers(0, 1 << slot, (48, count))
     given, where = macs.packed(rows.astype(np.uint16), slot), RNG.integers(0, 16, (3, count))
@@ -225,12 +225,10 @@ def test_a_wrong_share_passes_if_delta_is_guessed(
     monkeypatch.setattr(binding, "BUCKETS", 64)
     errors = np.zeros((3, 12), np.uint8)
     errors[1, 3] = by
-    check_rate(passing(errors, 1000, 4, guessed), 1000, 2.0**-4)
+    check_rate(passing(errors, 400, 4, guessed), 400, 2.0**-4)
 
 
-@pytest.mark.parametrize(
-    ("tables", "buckets", "mac_bits"), [(1, 4, 16), (2, 4, 16), (2, 2, 16), (1, 4, 4), (2, 4, 4)]
-)
+@pytest.mark.parametrize(("tables", "buckets", "mac_bits"), [(1, 4, 16), (2, 2, 16), (2, 4, 4)])
 def test_errors_that_cancel_out_pass_if_they_meet_in_all_tables(
     tables: int, buckets: int, mac_bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,5 +238,5 @@ def test_errors_that_cancel_out_pass_if_they_meet_in_all_tables(
     errors = np.zeros((3, 12), np.uint8)
     errors[1, 3], errors[1, 5] = 1, 15
     meet = float(buckets) ** -tables
-    hits = passing(errors, 1000, mac_bits, guessed=True)
-    check_rate(hits, 1000, meet + (1 - meet) * 2.0**-mac_bits)
+    hits = passing(errors, 400, mac_bits, guessed=True)
+    check_rate(hits, 400, meet + (1 - meet) * 2.0**-mac_bits)

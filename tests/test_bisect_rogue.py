@@ -15,7 +15,7 @@ from tests.rogue.bisecting import OF_PRODUCTS, PLACES, ROWS, Signs, spy, told_fo
 from tests.rogue.hooks import Array
 from tests.test_bisect import RNG, Round, rogue_run
 
-DIM = 4096
+DIM = 1024
 ALL = ROWS | OF_PRODUCTS
 
 
@@ -48,7 +48,7 @@ def attack(
 ) -> tuple[float, dict[int, BaseException]]:
     """Return what party `rogue` learns, in bits per coordinate, and how both servers end."""
 
-    round_ = Round(RNG.integers(0, 16, (9, DIM)), lanes=2, chunk=1024)
+    round_ = Round(RNG.integers(0, 16, (9, DIM)), lanes=2, chunk=256)
     replace = partial(replaced, monkeypatch)
     spoils, errors = spy(replace, rogue), dict[int, BaseException]()
     if name:
@@ -82,7 +82,7 @@ def test_it_would_learn_more_from_a_server_that_does_not_check(
 def test_errors_would_cancel_in_a_hash_whose_key_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mix no toss into the key: another digit is published, and nobody notices."""
     monkeypatch.setattr(Opener, "mix", lambda *_: None)
-    round_, errors = Round(np.full((5, DIM), 7), lanes=2, chunk=1024), dict[int, BaseException]()
+    round_, errors = Round(np.full((5, DIM), 7), lanes=2, chunk=256), dict[int, BaseException]()
     ROWS["cancel"][0](partial(replaced, monkeypatch), 1)
     found = rogue_run(round_, errors)
     assert not errors and (found[0] == found[1]).all()

@@ -21,7 +21,6 @@ from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, check_values, fill, run_round
-from tests import reference
 from tests.parties import additive, make_parties, run_both
 
 # Several pieces per lane and, from 6 comparisons per coordinate on, several groups of clients.
@@ -139,7 +138,7 @@ def test_who_cheats_is_left_out_and_others_have_their_result(method: SizedFixedP
 
 
 @pytest.mark.parametrize("cls", [Pairwise, TrimmedMean])
-@pytest.mark.parametrize("bits", [5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 62, 63, 64])
+@pytest.mark.parametrize("bits", [5, 8, 9, 17, 31, 32, 33, 63, 64])
 def test_no_honest_client_is_left_out(cls: type[SizedFixedPoint], bits: int) -> None:
     """Try all values of floats, in rings in which nearly everything saturates."""
     for fraction in {0, bits - 5}:
@@ -248,10 +247,3 @@ def test_a_check_is_cut_to_the_batch() -> None:
             assert slices * per_value * share.SLICE_ALIGN <= 1 << 12
             assert sum(sizes) == clients * 2000
             assert all(piece.begin % share.SLICE_ALIGN == 0 for piece in pieces)
-
-
-def test_the_reference_agrees() -> None:
-    """`in_the_clear`, with which results are compared above, is plain numpy here too."""
-    values = np.random.default_rng(1).integers(-50, 50, (5, 40))
-    got = Pairwise(fraction_bits=0).in_the_clear(Clear(values, [1] * 5, Published(), 5))
-    assert (got[0] == reference.lower_median(values)).all()

@@ -16,7 +16,6 @@ from securemedian.mpc.protocols.correlations.kinds import (
     Tables,
     Triples,
 )
-from securemedian.mpc.protocols.kernels import planes
 from securemedian.mpc.protocols.ot.extension import BLOCK
 from securemedian.mpc.protocols.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
 from securemedian.mpc.protocols.party import Party, Session
@@ -26,64 +25,6 @@ from tests.parties import make_parties, run_both
 
 def pair(extension: str = "softspoken") -> list[Party]:
     return [lanes[0] for lanes in make_parties(extension=extension)]
-
-
-@pytest.mark.parametrize("extension", OT_EXTENSIONS)
-@pytest.mark.parametrize("width", [1, 2, 3])
-def test_triples_multiply(width: int, extension: str) -> None:
-    parties = pair(extension)
-    one, other = run_both(lambda j: parties[j].pool.take(Triples(width), 50, 50))
-    a, b, c = (x ^ y for x, y in zip(one, other, strict=True))
-    assert b.shape == c.shape == (width, 50) and (c == (a & b)).all()
-    for shares in (*one, *other):
-        density = boolean.unpack_bits(np.ascontiguousarray(shares).reshape(-1), 64 * 50).mean()
-        assert 0.4 < density < 0.6
-
-
-@pytest.mark.parametrize("extension", OT_EXTENSIONS)
-@pytest.mark.parametrize("bits", [2, 9, 64])
-def test_dabits_agree(bits: int, extension: str) -> None:
-    parties = pair(extension)
-    one, other = run_both(
-        lambda j: parties[j].pool.take(DaBits(bits), *((30, 20) if j == 0 else (20, 30)))
-    )
-    assert (ring.reduce(one[1] + other[1], bits) == one[0] ^ other[0]).all()
-    assert len(one[0]) == 50 and 0 < (one[0] ^ other[0]).sum() < 50
-
-
-@pytest.mark.parametrize("extension", OT_EXTENSIONS)
-@pytest.mark.parametrize("kind", [Tables(1, 1), Tables(3, 1), Tables(4, 1), Tables(4, 2)])
-def test_tables_agree_with_their_pads(kind: Tables, extension: str) -> None:
-    parties = pair(extension)
-    one, other = run_both(lambda j: parties[j].pool.take(kind, *((70, 9) if j == 0 else (9, 70))))
-    for (tables, _, _), (_, positions, pads), items in ((one, other, 70), (other, one, 9)):
-        table, position, pad = (values(rows) for rows in (tables, positions, pads))
-        assert table.size == position.size == pad.size == 64 * items
-        chunk = table >> (position * np.uint64(kind.width))
-        assert (chunk & np.uint64(2**kind.width - 1) == pad).all()
-        assert len(set(position.tolist())) == 1 << kind.index_bits
-
-
-def values(rows: np.ndarray) -> np.ndarray:
-    """Return the numbers of bit planes."""
-    found = np.empty(64 * rows.shape[1], np.uint64)
-    planes.join(rows, found)
-    return found
-
-
-@pytest.mark.parametrize("extension", OT_EXTENSIONS)
-def test_ots_in_bit_planes_agree(extension: str) -> None:
-    parties = pair(extension)
-    one, other = run_both(
-        lambda j: parties[j].pool.take(PlaneOts(9), *((40, 30) if j == 0 else (30, 40)))
-    )
-    for (keys0, keys1, _, _), (_, _, choices, keys) in ((one, other), (other, one)):
-        assert keys0.shape == keys1.shape == keys.shape == (9, choices.size)
-        assert all(array.flags.c_contiguous for array in (keys0, keys1, keys))
-        assert (keys == keys0 ^ ((keys0 ^ keys1) & choices)).all()
-        for words in (keys0 ^ keys1, choices):
-            bits = boolean.unpack_bits(np.ascontiguousarray(words).reshape(-1), 64 * words.size)
-            assert 0.4 < bits.mean() < 0.6
 
 
 def test_triples_are_taken_in_both_roles_alike() -> None:
@@ -181,12 +122,6 @@ def test_the_pool_is_filled_ahead_and_topped_up_on_the_spot(extension: str) -> N
     one, other = run_both(lambda j: parties[j].pool.take(Triples(1), 5000, 5000))
     assert parties[0].pool.ots > made
     assert ((one[2] ^ other[2]) == ((one[0] ^ other[0]) & (one[1] ^ other[1]))).all()
-
-
-def test_demands_add_and_multiply() -> None:
-    one, other = Demand({Triples(1): (1, 2)}), Demand({Triples(1): (3, 4), RandomOts(8): (5, 6)})
-    assert (one + other).counts == {Triples(1): (4, 6), RandomOts(8): (5, 6)}
-    assert (other * 3).counts == {Triples(1): (9, 12), RandomOts(8): (15, 18)}
 
 
 def test_no_tweak_is_ever_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:

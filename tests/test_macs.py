@@ -20,12 +20,11 @@ from securemedian.mpc.protocols.channel import local_pair
 from securemedian.mpc.protocols.party import Session
 from securemedian.mpc.protocols.prg import Stream
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from tests.parties import run_both
 from tests.rates import check_rate
-from tests.uniformity import bits_of, check_uniform, looks_uniform
+from tests.uniformity import bits_of, check_uniform
 
 RNG = np.random.default_rng(31)
-COUNTS = [1, 15, 16, 33, 100, 4096, 20_001]
+COUNTS = [1, 16, 33, 4096, 20_001]
 
 
 def sessions(native_aes: bool = True, bits: int = 128) -> tuple[Session, Session]:
@@ -98,7 +97,7 @@ def holds(
 
 
 @pytest.mark.parametrize("native_aes", [True, False])
-@pytest.mark.parametrize("bits", range(1, 17))
+@pytest.mark.parametrize("bits", [1, 2, 4, 5, 8, 9, 16])
 def test_keys_are_tags_plus_delta_times_values(bits: int, native_aes: bool) -> None:
     """Make calls one after another, in slots of any size, and again from their positions."""
     prover, verifier, delta = ends(sessions(native_aes))
@@ -128,42 +127,13 @@ def test_keys_are_tags_plus_delta_times_values(bits: int, native_aes: bool) -> N
         assert (in_rows(out, slot_of(bits), bits) == rows[:, first:]).all()
 
 
-@pytest.mark.parametrize("bits", [2, 4, 5, 8, 9, 16])
-@pytest.mark.parametrize("mac_bits", [4, 16, 48])
+@pytest.mark.parametrize("bits", [4, 5, 16])
+@pytest.mark.parametrize("mac_bits", [4, 48])
 def test_rows_are_packed_and_unpacked(bits: int, mac_bits: int) -> None:
     rows = ring.reduce(RNG.integers(0, 1 << 16, (mac_bits, 1500)), bits)
     words = packed(rows, slot_of(bits))
     assert (in_rows(words, slot_of(bits), bits, mac_bits) == rows).all()
     assert (unpacked(words, bits, mac_bits) == rows).all()
-
-
-def test_after_base_ots_both_directions_hold() -> None:
-    channels = local_pair(20)
-    params = ProtocolParams()
-    pair = run_both(lambda j: Session.establish(j, channels[j], bytes(16), params))
-    values = [random_values(1000, 4) for _ in range(2)]
-
-    def run(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        prover = Prover(pair[number], 0, channels[number])
-        verifier = Verifier(pair[number], 0, channels[number])
-        _, tags = commit(prover, values[number], 4)
-        keys = accept(verifier, 1000, 4)
-        return tags, keys, pair[number].delta[:MAC_BITS]
-
-    (tags0, keys0, delta0), (tags1, keys1, delta1) = run_both(run)
-    assert holds(tags0, keys1, delta1, values[0], 4)
-    assert holds(tags1, keys0, delta0, values[1], 4)
-
-
-def test_maps_that_are_linear_act_on_all_three_alike() -> None:
-    prover, verifier, delta = ends()
-    values = random_values(300, 6)
-    (_, tags), keys = commit(prover, values, 6), accept(verifier, 300, 6)
-    matrix = RNG.integers(0, 64, (300, 7)).astype(np.uint8)
-    public = random_values(7, 6)
-    keys = keys @ matrix + verifier.constant(public)
-    assert holds(tags @ matrix, keys, delta, values @ matrix + public, 6)
-    assert not holds(tags @ matrix, keys, delta, values @ matrix, 6)
 
 
 def test_elements_are_those_of_the_definition() -> None:
@@ -207,15 +177,6 @@ def test_streams_are_none_of_those_of_ots() -> None:
     assert not (np.sum(leaves, axis=0, dtype=np.uint8) + f[0]).any()
 
 
-def test_a_part_can_be_expanded_alone() -> None:
-    prover, _, _ = ends()
-    for bits in (4, 8, 16):
-        at, tags = commit(prover, random_values(1000, bits), bits)
-        first = 3 * per_block(bits)
-        part = tags_again(prover, at + 3, 50, bits)
-        assert (ring.reduce(part - tags[:, first : first + 50], bits) == 0).all()
-
-
 def what_is_sent_hides_values() -> None:
     """Send the same values in two calls and two lanes; look at all together and beside them."""
     pair, values = sessions(bits=4), random_values(1 << 14, 4)
@@ -233,16 +194,6 @@ def test_what_is_sent_hides_values() -> None:
     what_is_sent_hides_values()
 
 
-def test_what_is_sent_is_uniform_and_never_the_same() -> None:
-    """Commit to values that are all 0: then u, which hides them, is uniform, too."""
-    prover, verifier, _ = ends()
-    zeros, sent = np.zeros(1 << 15, np.uint8), []
-    for bits in (1, 4, 4, 7, 8, 16):
-        prover.commit(zeros, bits)
-        sent.append(verifier.receive(zeros.size, bits)[1])
-    assert looks_uniform(np.concatenate(sent))
-
-
 def test_a_lane_has_one_prover() -> None:
     """Or f of two values would tell how they differ."""
     pair = sessions()
@@ -252,13 +203,6 @@ def test_a_lane_has_one_prover() -> None:
     ends(pair, 4)
 
 
-def test_lanes_are_expanded_apart() -> None:
-    pair = sessions()
-    zeros = np.zeros(1000, np.uint8)
-    tags = [commit(ends(pair, lane)[0], zeros, 8)[1] for lane in (0, 1)]
-    assert (tags[0] != tags[1]).mean() > 0.9
-
-
 def test_more_bits_than_an_element_has_are_refused() -> None:
     prover, verifier, _ = ends()
     for bits in (0, 17):
@@ -266,10 +210,10 @@ def test_more_bits_than_an_element_has_are_refused() -> None:
             prover.commit(np.zeros(3, np.uint8), bits)
 
 
-@pytest.mark.parametrize(("wrong", "passes"), [(8, 2.0**-4), (1, 2.0**-4), (2, 2.0**-4)])
-def test_a_wrong_value_passes_with_the_chance_to_guess_delta(wrong: int, passes: float) -> None:
+@pytest.mark.parametrize("wrong", [1, 8])
+def test_a_wrong_value_passes_with_the_chance_to_guess_delta(wrong: int) -> None:
     """E = 4: who says x + wrong adds what it guesses, and is right in 1 of 16 runs."""
-    runs, hits = 2000, 0
+    runs, hits = 600, 0
     zeros = np.zeros(1, np.uint8)
     for lane in range(runs):
         prover, verifier, _ = ends(sessions(bits=4), lane)
@@ -278,4 +222,4 @@ def test_a_wrong_value_passes_with_the_chance_to_guess_delta(wrong: int, passes:
         # the verifier's comparison, if it is told `wrong`
         expected = ring.reduce(keys - verifier.constant(np.array([wrong], np.uint8)), 4)
         hits += bool((ring.reduce(tags - guess * np.uint8(wrong), 4) == expected).all())
-    check_rate(hits, runs, passes)
+    check_rate(hits, runs, 2.0**-4)

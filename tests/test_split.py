@@ -19,11 +19,9 @@ def held(part: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 @pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize(
-    ("clients", "images"), [(1, None), (3, None), (10, None), (3, 40), (7, 13), (3, 10)]
-)
+@pytest.mark.parametrize(("clients", "images"), [(1, None), (10, None), (7, 13), (3, 10)])
 def test_splits_are_seeded_and_do_not_overlap(how: str, clients: int, images: int | None) -> None:
-    if (clients, images) in ((3, 40), (7, 13)) and how == "labels:2":
+    if (clients, images) == (7, 13) and how == "labels:2":
         images = 12
     parts = split(LABELS, clients, 5, how, images)
     assert len(parts) == clients
@@ -80,8 +78,8 @@ def test_dirichlet_that_leaves_a_client_without_images() -> None:
     assert all(part.size for part in few)
 
 
-@pytest.mark.parametrize("each", [1, 2, 3, 7, 10])
-@pytest.mark.parametrize("clients", [1, 3, 5, 20])
+@pytest.mark.parametrize("each", [1, 3, 10])
+@pytest.mark.parametrize("clients", [1, 5, 20])
 def test_every_client_has_exactly_so_many_labels(each: int, clients: int) -> None:
     parts = split(LABELS, clients, 1, f"labels:{each}")
     holders = np.sum([held(part) > 0 for part in parts], axis=0)
@@ -104,24 +102,15 @@ def test_labels_of_a_given_number_of_images() -> None:
         (3, "iid", 0, "choose 1 to 200 images"),
         (601, "iid", None, "choose 1 to 0 images"),
         (0, "iid", None, "1 or more"),
-        (3, "dirichlet:1", 201, "choose 1 to 200 images"),
-        (3, "dirichlet:1", 0, "choose 1 to 200 images"),
         (3, "dirichlet:0", None, "ALPHA above 0"),
-        (3, "dirichlet:-1", None, "ALPHA above 0"),
         (3, "dirichlet:nan", None, "ALPHA above 0"),
-        (3, "dirichlet:inf", None, "ALPHA above 0"),
-        (3, "dirichlet", None, "take iid"),
         (3, "dirichlet:x", None, "invalid split: 'dirichlet:x'"),
         (3, "similarity:1.1", None, "GAMMA from 0 to 1"),
-        (3, "similarity:x", None, "take iid"),
         (3, "labels:0", None, "1 or more"),
-        (3, "labels:x", None, "take iid"),
         (3, "labels:11", None, "than the 10 of the data set"),
         (3, "labels:2", 1, "too few images for 2 labels: 1;"),
         (3, "labels:2", 121, "choose fewer images"),
-        (700, "labels:1", None, "choose fewer"),
         (3, "random", None, "take iid"),
-        (3, "iid:2", None, "take iid"),
     ],
 )
 def test_impossible_splits_are_refused(
