@@ -137,8 +137,10 @@ def test_whoever_breaks_off_learns_digits_of_one_set_alone(
         assert (np.array(signs, np.uint8) == digits(medians, len(signs))).all()
         if "opened 0" in round_.marks:
             opened_first = opened_first or left
-        else:
-            assert not signs
+            continue
+        assert not signs
+        # the others are bound in another session: tried after every fourth message
+        if left % 4 == 0:
             round_.again()
             for found in run_both(partial(round_.run, who=[0, 1, 3])):
                 assert (found == round_.medians([0, 1, 3])).all()

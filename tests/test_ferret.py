@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securemedian.mpc.errors import PeerProtocolError
 from securemedian.mpc.protocols.channel import Channel, local_pair
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.correlations.kinds import DaBits, RandomOts, Tables, Triples
@@ -96,21 +95,6 @@ def test_the_chosen_key_over_many_iterations(base: BaseOts, small: ferret.Code) 
     # no key twice
     assert len(np.unique(np.concatenate(seen), axis=0)) == 2 * ends[0].index
     assert 0.46 < np.concatenate(bits).mean() < 0.54
-
-
-@pytest.mark.slow
-def test_the_chosen_key_with_the_secure_code(base: BaseOts) -> None:
-    ends = pair(base)
-    # the first takes from the set-up too, the last from a third iteration
-    count = 1 + ferret.CODE.yields // BLOCK
-    blocks = [extend(ends, BLOCK) for _ in range(count)]
-    for made in blocks:
-        check(*made)
-    assert ends[0].index > ferret.SETUP.yields + ferret.CODE.yields
-    choices = np.concatenate([made[2] for made in blocks])
-    # six standard deviations
-    assert abs(choices.mean() - 0.5) < 3 / choices.size**0.5
-    assert len(np.unique(np.concatenate([made[0][:, 0] for made in blocks]))) == count * BLOCK
 
 
 def test_the_codes_are_the_ones_that_were_estimated() -> None:
@@ -405,39 +389,6 @@ def test_what_the_receiver_sees_is_uniform_and_of_one_size(
     assert looks_uniform(np.concatenate([array.reshape(-1) for array in seen]))
     # the bootstrap is all that the sender ever sees
     assert ends[0]._channel.traffic.messages_received == 1
-
-
-def test_messages_come_with_the_ots_that_need_them(base: BaseOts, small: ferret.Code) -> None:
-    """The sender's messages for each call, from its first OT on, and the end of an iteration."""
-    sender, receiver = pair(base)
-    run_both(lambda j: (sender, receiver)[j].prepare())
-    traffic = sender._channel.traffic
-    whole = [SMALL_SETUP.yields, small.yields]
-    for count in (ALIGN, whole[0] - ALIGN, ALIGN, whole[1] - ALIGN, whole[1], 3 * ALIGN, *whole):
-        first, sent = sender.index, traffic.messages_sent
-        sender.extend(count)
-        assert traffic.messages_sent - sent == len(list(ferret.messages(first, count)))
-    # nothing is left that was sent for nothing
-    assert traffic.messages_sent == len(list(ferret.messages(0, sender.index)))
-
-
-@pytest.mark.parametrize("words", [(20, 4, 2), (19, 5, 2), (20, 5, 1)])
-def test_a_message_of_another_size_is_the_peers_mistake(
-    base: BaseOts, monkeypatch: pytest.MonkeyPatch, words: tuple[int, int, int]
-) -> None:
-    use_small_codes(monkeypatch)
-    one, two = local_pair(20)
-    _, receiver = pair(base, (one, two))
-    one.send("ferret.sums", np.zeros(words, np.uint64))
-    with pytest.raises(PeerProtocolError, match=r"ferret\.sums"):
-        receiver.extend(ALIGN)
-    two.send("ot.corrections", np.zeros((31, 1), np.uint64))
-    sender, _ = pair(base, (one, two))
-    # after the receiver's own
-    one.traffic.messages_received = 1
-    one._link.recv()
-    with pytest.raises(PeerProtocolError, match=r"ot\.corrections"):
-        sender.extend(ALIGN)
 
 
 def test_pools_fill_over_many_iterations(small: ferret.Code) -> None:

@@ -35,16 +35,6 @@ def words(*shape: int) -> np.ndarray:
     return RNG.integers(0, 2**64, shape, np.uint64)
 
 
-@pytest.mark.parametrize("k", [1, 2, 4])
-@pytest.mark.parametrize("width", [2, 6, 300])
-def test_fold(k: int, width: int) -> None:
-    leaves = words(1 << k, width)
-    want_rows, want_sum = reference.fold(leaves)
-    rows = np.empty((k, width), np.uint64)
-    extension.fold(leaves, rows)
-    assert (rows == want_rows).all() and (leaves[0] == want_sum).all()
-
-
 @pytest.mark.parametrize("width", [2, 16, 22])
 def test_transpose_and_tweak(width: int) -> None:
     rows = words(128, width)
@@ -80,17 +70,6 @@ def test_sigma_is_an_orthomorphism() -> None:
             ]
             rank += 1
         assert rank == 128
-
-
-def test_correct_and_xor_constant() -> None:
-    rows, correction = words(3, 10), words(10)
-    masks = np.array([0, 2**64 - 1, 0], np.uint64)
-    want = rows ^ (correction[None] & masks[:, None])
-    extension.correct(rows, correction, masks)
-    assert (rows == want).all()
-    values, constant, out = words(5, 2), words(2), words(5, 2)
-    extension.xor_constant(values, constant, out)
-    assert (out == values ^ constant).all()
 
 
 @pytest.mark.parametrize("count", [1, 4, 8, 11, 64])
@@ -161,7 +140,7 @@ def test_leaf_messages(m: int, greater: bool, equal: bool, width: int) -> None:
     assert got == want
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 5, 8, 31, 63, 64])
+@pytest.mark.parametrize("bits", [2, 5, 31, 64])
 def test_packed_values_are_added_and_subtracted_one_by_one(bits: int) -> None:
     count = 200
     one, other = (RNG.integers(0, 2**bits - 1, count, np.uint64, endpoint=True) for _ in range(2))
@@ -187,8 +166,7 @@ def test_packed_values_are_added_and_subtracted_one_by_one(bits: int) -> None:
 
 
 # slots W, bits l and entries per word: one word and several, of 32 and of 64 bits
-VECTORS = [(4, 2, 4), (8, 4, 8), (8, 7, 8), (16, 4, 16), (16, 5, 8), (32, 5, 8), (4, 32, 2)]
-VECTORS += [(8, 21, 2), (4, 33, 1), (4, 64, 1)]
+VECTORS = [(4, 2, 4), (8, 7, 8), (16, 4, 16), (32, 5, 8), (4, 32, 2), (4, 64, 1)]
 
 
 def vector_words(values: np.ndarray, bits: int, per_word: int) -> np.ndarray:
@@ -278,8 +256,7 @@ def unpacked(packed: np.ndarray, slot: int, components: int) -> np.ndarray:
     return slots.reshape(-1, packed.shape[1])[:components].astype(np.int64)
 
 
-@pytest.mark.parametrize("components", [4, 48])
-@pytest.mark.parametrize("slot", [4, 8, 16])
+@pytest.mark.parametrize(("components", "slot"), [(48, 4), (48, 8), (4, 16)])
 def test_packed_tags(slot: int, components: int) -> None:
     """Over more elements than are in the cache, against plain numpy on components."""
     count, top = bisecting.BLOCK + 70, 1 << slot
@@ -339,7 +316,7 @@ def test_packed_tags(slot: int, components: int) -> None:
     assert (lowest == ((rows & 1).astype(np.uint64) << places).sum(axis=0)).all()
 
 
-@pytest.mark.parametrize("thresholds", [2, 3, 7, 8, 15, 300])
+@pytest.mark.parametrize("thresholds", [2, 7, 8, 300])
 def test_searches_find_the_first_threshold_that_is_reached(thresholds: int) -> None:
     """Over more coordinates than are in the cache; each step asks for what a plain search does."""
     dim, rank, bits = searching.BLOCK + 70, 5, 4
@@ -379,16 +356,6 @@ def test_vectors_change_places() -> None:
     assert (chosen == items[:, order]).all()
 
 
-@pytest.mark.parametrize(("bits", "slots"), [(4, 8), (5, 32), (64, 4)])
-def test_set_ones(bits: int, slots: int) -> None:
-    """The last slot has no entry of its own."""
-    chosen = RNG.integers(0, slots, 50).astype(np.uint8)
-    entries = [int(place == slot) for slot in chosen for place in range(slots - 1)]
-    packed = np.zeros(-(-len(entries) * bits // 64), np.uint64)
-    vectors.set_ones(chosen, bits, slots - 1, packed)
-    assert packed.tolist() == reference.pack(entries, bits)
-
-
 def test_shuffle_goes_on_where_its_draws_ended() -> None:
     draws = RNG.integers(0, 2**32, 40, np.uint32)
     whole, cut = np.arange(30, dtype=np.uint32), np.arange(30, dtype=np.uint32)
@@ -397,17 +364,6 @@ def test_shuffle_goes_on_where_its_draws_ended() -> None:
     assert last == 17 and vectors.shuffle(cut, 5, last, draws[7:]) == 5
     assert (whole == cut).all() and sorted(whole[5:25]) == list(range(5, 25))
     assert whole[:5].tolist() == list(range(5)) and whole[25:].tolist() == list(range(25, 30))
-
-
-@pytest.mark.parametrize("bits", range(1, 8))
-def test_bytes_are_packed_as_values_are(bits: int) -> None:
-    """Pack eight at a time, also for the last few; drop bits above the width."""
-    for count in (0, 1, 63, 64, 65, 200):
-        values = RNG.integers(0, 256, count).astype(np.uint8)
-        low = values & np.uint8(2**bits - 1)
-        packed = ring.pack(values, bits)
-        assert packed.tolist() == reference.pack(low.tolist(), bits)
-        assert (ring.unpack(packed, bits, count) == low).all()
 
 
 @pytest.mark.parametrize(
@@ -542,19 +498,9 @@ def test_encode(secrets: int) -> None:
 
 @pytest.mark.parametrize(
     ("p", "q"),
-    [
-        (1, 1),
-        (3, 2),
-        (1, 1024),
-        (37, 10),
-        (11, 4),
-        (1000, 999),
-        (gaussian.MAX_P, 1),
-        (gaussian.MAX_P - 1, gaussian.MAX_Q),
-        (12345, gaussian.MAX_Q - 1),
-    ],
+    [(1, 1), (1, 1024), (37, 10), (gaussian.MAX_P, 1), (gaussian.MAX_P - 1, gaussian.MAX_Q)],
 )
-@pytest.mark.parametrize("size", [0, 1, 40, 4000])
+@pytest.mark.parametrize("size", [0, 1, 4000])
 def test_discrete_gaussian(p: int, q: int, size: int) -> None:
     random = words(size)
     out = np.zeros(300, np.int64)
