@@ -222,24 +222,33 @@ def test_kernels_are_kept_in_the_first_folder_that_can_be_written(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not KERNELS, reason="nothing is compiled")
+@pytest.mark.parametrize("kind", ["writable", "link", "exposed"])
 def test_a_folder_that_others_may_write_keeps_no_kernels(
+    installed: Installed, tmp_path: Path, kind: str
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    folder = temporary / f"securemedian-kernels-{os.getuid()}"
+    if kind == "link":
+        (tmp_path / "theirs").mkdir(mode=0o700)
+        folder.symlink_to(tmp_path / "theirs")
+    else:
+        folder.mkdir()
+        (folder if kind == "writable" else temporary).chmod(0o777)
+    ran = installed.run("-m", "securemedian", "compile", HOME="/dev/null", TMPDIR=str(temporary))
+    assert ran.returncode == 2 and str(folder) in ran.stderr
+    assert "set NUMBA_CACHE_DIR to a folder that this user alone" in ran.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not KERNELS, reason="nothing is compiled")
+def test_a_command_that_computes_nothing_looks_for_no_folder(
     installed: Installed, tmp_path: Path
 ) -> None:
-    for kind in ("writable", "link", "exposed"):
-        temporary = tmp_path / kind
-        temporary.mkdir()
-        folder = temporary / f"securemedian-kernels-{os.getuid()}"
-        if kind == "link":
-            (tmp_path / "theirs").mkdir(mode=0o700)
-            folder.symlink_to(tmp_path / "theirs")
-        else:
-            folder.mkdir()
-            (folder if kind == "writable" else temporary).chmod(0o777)
-        nowhere = {"HOME": "/dev/null", "TMPDIR": str(temporary)}
-        ran = installed.run("-m", "securemedian", "compile", **nowhere)
-        assert ran.returncode == 2 and str(folder) in ran.stderr, kind
-        assert "set NUMBA_CACHE_DIR to a folder that this user alone" in ran.stderr, kind
-    # a command without kernels does not look for a folder
+    temporary = tmp_path / "temporary"
+    (temporary / f"securemedian-kernels-{os.getuid()}").mkdir(parents=True)
+    temporary.chmod(0o777)
+    nowhere = {"HOME": "/dev/null", "TMPDIR": str(temporary)}
     keys = tmp_path / "keys"
     made = installed.run("-m", "securemedian", "keygen", str(keys), "--clients", "3", **nowhere)
     assert made.returncode == 0, made.stderr
