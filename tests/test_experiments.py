@@ -290,18 +290,16 @@ def tiny_cifar10(folder: Path) -> Path:
     return folder
 
 
-# one of each kind: the others have the same curves and pictures of other methods
+# one of each kind: the others have the same curves and pictures of other methods, and tests above
+# and below run some of those
 RUN = {
-    "fig2": "",
     "fig6": "--methods mean,bucketed --faults bitflip",
     "fig13": "",
     "share": "--methods share-median-m3-r4,share-krum-m3-r4,share-zeno-m3-r4 --attacks bitflip",
-    "share-fixed": "",
-    "attacks": "--seeds 1",
-    "byzfl": "--attackers 1 --methods mean,radix",
-    "cronus": "--samples 20 --warm-up 1 --attacks none,lie,labelflip",
-    "cronus-heterogeneous": "--samples 20 --warm-up 1",
-    "cronus-membership": "--samples 20 --warm-up 1",
+    "byzfl": "--seeds 1 --attackers 1 --methods mean,radix",
+    "cronus": "--seeds 1 --samples 20 --warm-up 1 --attacks none,lie",
+    "cronus-heterogeneous": "--seeds 1 --samples 20 --warm-up 1",
+    "cronus-membership": "--seeds 1 --samples 20 --warm-up 1",
 }
 
 
@@ -451,14 +449,11 @@ def test_the_list(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
         ("fig4 --model nonsense", "nonsense"),
         ("fig4 --rounds 0", "--rounds"),
         ("fig4 --from 0", "--from"),
-        ("fig4 --rate 0", "--rate"),
         ("fig4 --rate nan", "--rate"),
         ("fig4 --epochs 0", "--epochs"),
-        ("fig4 --test-images 0", "1 to 297"),
         ("fig4 --test-images 298", "1 to 297"),
         ("fig4 --clients 1", "--clients"),
         ("fig4 --attackers 3", "--attackers"),
-        ("fig4 --attackers 0", "--attackers"),
         ("fig4 --seeds 1,-1", "--seeds"),
         ("fig13 --methods radix", "bucketed-paper"),
         ("fig13 --faults lie,paf --attackers 1", "one attack"),
