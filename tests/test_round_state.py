@@ -639,6 +639,7 @@ def test_who_has_declined_sends_nothing_and_who_has_sent_does_not_decline() -> N
     again = a_round(0, max_clients=4, **DEALT)
     again.restore(json.loads(json.dumps(both.rounds[0].saved())))
     assert again.left_out == both.rounds[0].left_out == {"anna": WHY}
+    assert again.declined == both.rounds[0].declined == {"key-a": "policy"}
     for check in (both.rounds[0].check_dealing, both.rounds[0].check_upload):
         with pytest.raises(NotAllowed, match=WHY):
             check("key-a")
