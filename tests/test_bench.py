@@ -166,13 +166,13 @@ def test_what_is_verified_is_what_was_asked_for(
 def test_whole_rounds_by_the_number_of_clients(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    saved = figure(tmp_path, "clients", "--clients", "2,5", "--dim", "300", "bucketed", "mean")
+    saved = figure(tmp_path, "clients", "--clients", "2,3,5", "--dim", "300", "bucketed", "mean")
     printed = capsys.readouterr().out
     rows = saved["points"]
     of = {label: [one for one in rows if one["label"] == label] for label in saved["exponents"]}
     assert tuple(of) == ("bucketed b=16 bisect", "mean")
     for label, of_label in of.items():
-        assert [one["clients"] for one in of_label] == [2, 5]
+        assert [one["clients"] for one in of_label] == [2, 3, 5]
         assert f"{label}: d = 300, softspoken-4, loopback" in printed
         for one in of_label:
             # each figure is one of the same round
