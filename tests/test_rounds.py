@@ -189,10 +189,10 @@ def test_s1_checks_parameters_clients_and_digest_itself(s1: Server) -> None:
 def test_a_stopping_server_takes_no_rounds_and_lets_a_run_finish(s0: Server) -> None:
     run_until_started(s0)
     s0.rounds.stop()
-    assert s0.state == ("running", "")
+    assert s0.state == ("running", "") and s0.rounds.running
     compute(s0)
     s0.hear(s0.done())
-    assert s0.state == ("published", "") and not s0.rounds.live
+    assert s0.state == ("published", "") and not s0.rounds.live and not s0.rounds.running
     refused = s0.ask(s0.coordinator, "open", params=PARAMS.to_dict(), range={}, reset=False)
     assert (
         refused.fields["code"] == "round-busy"
