@@ -29,7 +29,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=30,
         metavar="N",
-        help="inputs per property in tests/test_fuzz*.py; 0: until stopped (default: %(default)s)",
+        help="inputs per property in tests/test_fuzz*.py, and a third as many where it holds for "
+        "each state, message or method; 0: until stopped (default: %(default)s)",
     )
     parser.addoption(
         "--honest-rounds",

@@ -7,7 +7,7 @@ reviews have found (tests/fuzzing.py). `--fuzz-examples 0` goes on until it is s
 
 import io
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -64,21 +64,7 @@ def test_frames(fuzz_examples: int) -> None:
         refused_or_taken(lambda: wire.unpack([packed, part]))
 
 
-CONTROL = [
-    control.Hello("instance", "", 0, [], {"lanes": 1}, "1.0", [1, 2]),
-    control.Bye(),
-    control.Load(1, bytes(control.LOAD_BYTES)),
-    control.Open("1-00000000", 1, {"method": "bucketed"}, bytes(16), True, False, "0" * 64),
-    control.Open("1-00000000", 1, {}, bytes(16), True, False, "0" * 64, participants=["a", "b"]),
-    control.Resume("1-00000000", bytes(16), "open", 0, b"", {"key": b""}, ["key"], [], [], {}),
-    control.Uploaded("1-00000000", "key"),
-    control.Close("1-00000000", {"key": b""}),
-    control.Held("1-00000000", {"key": b""}),
-    control.Compute("1-00000000", bytes(32), 1, bytes(16), True),
-    control.Failed("1-00000000", "timeout", "why"),
-]
-
-
+# tests/test_fuzz_servers.py has the messages between the servers
 SHARDS = [
     shards.Anew(1, 2, 3, "0" * 40),
     shards.At(1, 2, 3, "0" * 40, "tcp://10.0.0.1:7000"),
@@ -87,33 +73,24 @@ SHARDS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("message", "decode"),
-    [(message, control.decode) for message in CONTROL]
-    + [(message, shards.decode) for message in SHARDS],
-    ids=lambda given: type(given).__name__ if given in CONTROL + SHARDS else given.__module__,
-)
-def test_messages_of_the_other_daemon(
-    message: control.Message | shards.Message,
-    decode: Callable[[Sequence[wire.Part]], object],
-    fuzz_examples: int,
-) -> None:
+@pytest.mark.parametrize("message", SHARDS, ids=lambda message: type(message).__name__)
+def test_messages_about_shards(message: shards.Message, fuzz_examples: int) -> None:
     encoded = [bytes(part) for part in control.encode(message)]
-    assert decode(encoded) == message
+    assert shards.decode(encoded) == message
     valid = wire.unpack(encoded)
 
-    @fuzz(fuzz_examples, changed(valid.fields))
+    @fuzz(fuzz_examples // 3 + 1, changed(valid.fields))
     def check(fields: dict[str, Any]) -> None:
         with suppress(OverflowError, ValueError, SecureMedianError):
             parts = [bytes(part) for part in wire.pack(valid.type, fields)]
-            refused_or_taken(lambda: decode(parts))
+            refused_or_taken(lambda: shards.decode(parts))
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_round_parameters(method: str, fuzz_examples: int) -> None:
     valid = RoundParams.from_dict({"method": method, "dim": 4, "max_clients": 3}).to_dict()
 
-    @fuzz(fuzz_examples, changed(valid))
+    @fuzz(fuzz_examples // 3 + 1, changed(valid))
     def check(fields: dict[str, Any]) -> None:
         refused_or_taken(lambda: RoundParams.from_dict(fields))
 
@@ -128,7 +105,7 @@ def test_protocol_parameters(fuzz_examples: int) -> None:
 def test_range_policies(name: str, fuzz_examples: int) -> None:
     valid = policy_from({"policy": name}).to_dict()
 
-    @fuzz(fuzz_examples, changed(valid))
+    @fuzz(fuzz_examples // 3 + 1, changed(valid))
     def check(table: dict[str, Any]) -> None:
         refused_or_taken(lambda: policy_from(table))
 

@@ -343,6 +343,7 @@ def requests(draw: st.DrawFn, server: Server) -> tuple[str, list[bytes]]:
         "participants": draw(st.sampled_from([[], ["client-1", "client-2"], ["nobody"], [1]])),
         "group": draw(st.sampled_from([0, 1, -1, 1 << 63])),
         "values": draw(st.booleans()),
+        "failed": draw(st.booleans()),
         "after": draw(st.sampled_from([0, 1, -1, 1 << 63])),
         "level": draw(st.sampled_from([0, 0, 1, -1, 1 << 63])),
         "path": draw(st.sampled_from([b"", bytes(32)])),
@@ -367,7 +368,7 @@ def requests(draw: st.DrawFn, server: Server) -> tuple[str, list[bytes]]:
 
 @pytest.mark.parametrize("party, state", PLACES)
 def test_requests(party: int, state: str, tmp_path: Path, fuzz_examples: int) -> None:
-    @fuzz(fuzz_examples, st.data())
+    @fuzz(fuzz_examples // 3 + 1, st.data())
     def check(data: st.DataObject) -> None:
         with a_server(party, state, tmp_path) as server:
             for _ in range(data.draw(st.integers(1, 3))):
@@ -451,7 +452,7 @@ def test_every_kind_of_message_is_tried(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("party, state", PLACES)
 def test_messages_of_the_peer(party: int, state: str, tmp_path: Path, fuzz_examples: int) -> None:
-    @fuzz(fuzz_examples, st.data())
+    @fuzz(fuzz_examples // 3 + 1, st.data())
     def check(data: st.DataObject) -> None:
         with a_server(party, state, tmp_path) as server:
             for _ in range(data.draw(st.integers(1, 3))):
@@ -463,7 +464,8 @@ def test_messages_of_the_peer(party: int, state: str, tmp_path: Path, fuzz_examp
                     assert sum(map(len, control.encode(message))) < wire.MAX_HEADER_BYTES
 
 
-@pytest.mark.parametrize("party, state", PLACES)
+@pytest.mark.parametrize("party", [0, 1])
+@pytest.mark.parametrize("state", ["none", "open", "running", "published", "checking", "voting"])
 def test_nothing_piles_up(party: int, state: str, tmp_path: Path) -> None:
     """A server that is told the longest things again and again keeps none of them."""
     text = "x" * 20_000
@@ -496,7 +498,7 @@ def test_nothing_piles_up(party: int, state: str, tmp_path: Path) -> None:
         # the first of a kind may be kept: the last instance of the peer, the reason of a failure
         tell(1)
         tracemalloc.start()
-        for number in range(2, 40):
+        for number in range(2, 22):
             tell(number)
         kept, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
