@@ -6,7 +6,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -206,6 +206,12 @@ def test_one_may_get_three_pages_and_nothing_else(tmp_path: Path, tally: Tally) 
         with pytest.raises(HTTPError) as refused:
             urlopen(f"{url}/metrics", data=b"x", timeout=LIMIT_S)
         assert refused.value.code == 405 and "POST" not in refused.value.headers["Allow"]
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this system has no IPv6")
+def test_the_pages_may_have_an_address_of_ipv6(tmp_path: Path, tally: Tally) -> None:
+    with closing(HttpServer("[::1]:0", Monitor(Server(0, tmp_path).config, tally))) as server:
+        assert get(f"http://[::1]:{server.address[1]}/healthz")[0] == 200
 
 
 def connect(url: str) -> socket.socket:

@@ -38,15 +38,21 @@ from securemedian.servers.network.transport import (
     authenticate,
 )
 from tests.daemons import endpoint_of
+from tests.soak.proxy import Proxies, Proxy, Trouble
 
 pytestmark = pytest.mark.slow
 
 MAX_BYTES = 1 << 20
 WAIT_S = 60.0
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
 
 
 def keys() -> KeyPair:
     return KeyPair(*zmq.curve_keypair())
+
+
+def port_of(endpoint: str) -> int:
+    return int(endpoint.rpartition(":")[2])
 
 
 class Pair:
@@ -98,14 +104,11 @@ def test_a_lane_carries_arrays_both_ways(pair: Pair) -> None:
     one.send("b", big[:0])
     assert np.array_equal(one.recv("a", np.uint64, big.shape), big)
     assert zero.recv("b", np.uint64, (0,)).size == 0
-    assert one.traffic.bytes_received == zero.traffic.bytes_sent
-
-
-def test_what_a_lane_receives_is_aligned_for_the_kernels(pair: Pair) -> None:
-    zero, one = (Channel(link) for link in pair.lanes(b"\x01" * 16))
+    # for the kernels
     for size in (1, 3, 5, 1000):
         zero.send("a", np.zeros(size, np.uint64))
         assert one.recv("a", np.uint64, (size,)).flags.aligned
+    assert one.traffic.bytes_received == zero.traffic.bytes_sent
 
 
 def test_lanes_of_another_session_do_not_mix(pair: Pair) -> None:
@@ -189,7 +192,6 @@ class Front:
         self.gate = authenticate(self.context, {CLIENT_DOMAIN: [self.member.public.decode()]})
         self.port = ClientPort(self.context, self.keys, "tcp://127.0.0.1:*", MAX_BYTES)
         self.endpoint = endpoint_of(self.port)
-        self.where = "127.0.0.1", int(self.endpoint.rpartition(":")[2])
 
     def caller(
         self, who: KeyPair | None = None, endpoint: str = "", rcvhwm: int = 1000
@@ -224,43 +226,11 @@ def front() -> Iterator[Front]:
 
 
 @contextmanager
-def relay(
-    where: tuple[str, int], bytes_per_s: float = 1e9
-) -> Iterator[tuple[str, threading.Event]]:
-    """Run a TCP relay to `where`, which carries and closes nothing once `silent` is set."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    silent = threading.Event()
-    ends: list[socket.socket] = []
-
-    def carry(source: socket.socket, sink: socket.socket) -> None:
-        try:
-            while piece := source.recv(16384):
-                if silent.is_set():
-                    return
-                sink.sendall(piece)
-                time.sleep(len(piece) / bytes_per_s)
-        except OSError:
-            pass
-        if not silent.is_set():
-            for end in (source, sink):
-                end.close()
-
-    def accept() -> None:
-        try:
-            while True:
-                inner, outer = listener.accept()[0], socket.create_connection(where)
-                ends.extend((inner, outer))
-                for pair in ((inner, outer), (outer, inner)):
-                    threading.Thread(target=carry, args=pair, daemon=True).start()
-        except OSError:
-            pass
-
-    threading.Thread(target=accept, daemon=True).start()
-    try:
-        yield f"tcp://127.0.0.1:{listener.getsockname()[1]}", silent
-    finally:
-        for end in (listener, *ends):
-            end.close()
+def proxied(where: str) -> Iterator[Proxy]:
+    """Give a proxy in front of an endpoint of this machine."""
+    proxies = Proxies()
+    yield proxies.add(port_of(where))
+    proxies.close()
 
 
 def event(monitor: zmq.Socket, limit_s: float) -> int:
@@ -281,12 +251,11 @@ def test_a_connection_that_proves_no_key_ends(monkeypatch: pytest.MonkeyPatch, p
     monkeypatch.setattr(transport, "HANDSHAKE_MS", 300)
     front = Front()
     one = PeerPort(pair.contexts[1], 1, keys(), "tcp://127.0.0.1:*", "")
-    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
     frame = b"\x06" + (MAX_BYTES - 1).to_bytes(8, "big")
     try:
-        for where in (front.where, ("127.0.0.1", int(one.endpoint.rpartition(":")[2]))):
-            for sent in (b"", greeting + frame):
-                with socket.create_connection(where) as stranger:
+        for endpoint in (front.endpoint, one.endpoint):
+            for sent in (b"", GREETING + frame):
+                with socket.create_connection(("127.0.0.1", port_of(endpoint))) as stranger:
                     # sooner than ZeroMQ ends a handshake by itself, which takes 30 s
                     stranger.settimeout(20)
                     stranger.sendall(sent)
@@ -303,12 +272,10 @@ def test_nobody_announces_more_than_a_piece(
     monkeypatch.setattr(transport, "HANDSHAKE_MS", int(100_000 * WAIT_S))
     port = ClientPort(front.context, keys(), "tcp://127.0.0.1:*", 1 << 28)
     one = PeerPort(pair.contexts[1], 1, keys(), "tcp://127.0.0.1:*", "")
-    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
     for endpoint in (endpoint_of(port), one.endpoint):
-        where = "127.0.0.1", int(endpoint.rpartition(":")[2])
-        with socket.create_connection(where) as stranger:
+        with socket.create_connection(("127.0.0.1", port_of(endpoint))) as stranger:
             stranger.settimeout(WAIT_S)
-            stranger.sendall(greeting + b"\x06" + (wire.MAX_PART_BYTES + 1).to_bytes(8, "big"))
+            stranger.sendall(GREETING + b"\x06" + (wire.MAX_PART_BYTES + 1).to_bytes(8, "big"))
             while stranger.recv(64):
                 pass
     port.close()
@@ -322,11 +289,12 @@ def test_a_client_that_falls_silent_loses_its_connection_and_an_idle_one_does_no
     front = Front()
     monitor = front.port.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
     try:
-        with relay(front.where) as (endpoint, silent):
-            idle, lost = front.caller(), front.caller(endpoint=endpoint)
+        with proxied(front.endpoint) as proxy:
+            idle = front.caller()
+            lost = front.caller(endpoint=f"tcp://127.0.0.1:{proxy.port}")
             assert front.hears(idle) and front.hears(lost)
             assert event(monitor, 2.5) == 0
-            silent.set()
+            proxy.put(Trouble(stalled=True))
             assert event(monitor, WAIT_S) == zmq.EVENT_DISCONNECTED
             assert front.hears(idle)
     finally:
@@ -336,7 +304,7 @@ def test_a_client_that_falls_silent_loses_its_connection_and_an_idle_one_does_no
 
 def test_hosts_that_vanish_are_noticed_by_tcp(front: Front, pair: Pair) -> None:
     """Every accepted connection, of clients and of S0, has TCP's keepalive."""
-    ports = [front.where[1], int(pair.one.endpoint.rpartition(":")[2])]
+    ports = [port_of(front.endpoint), port_of(pair.one.endpoint)]
     caller = front.caller()
     assert front.hears(caller)
     inner, outer = pair.control(pair.one), pair.control(pair.zero)
@@ -413,9 +381,10 @@ def test_a_lane_that_is_slow_with_a_long_message_is_not_silent(
     """A frame, which zmq counts as a sign of life when it is whole, may take as long as a wait."""
     monkeypatch.setattr(transport, "HEARTBEAT_MS", 100)
     monkeypatch.setattr(transport, "HEARTBEAT_LIMIT_MS", 500)
-    where = "127.0.0.1", int(pair.one.endpoint.rpartition(":")[2])
-    with relay(where, bytes_per_s=400_000) as (endpoint, _):
-        pair.zero.endpoint = endpoint
+    with proxied(pair.one.endpoint) as proxy:
+        # 400 kB a second
+        proxy.put(Trouble(delay_s=0.04, piece_bytes=1 << 14))
+        pair.zero.endpoint = f"tcp://127.0.0.1:{proxy.port}"
         zero, one = pair.lanes(b"\x01" * 16)
         one.send([bytes(800_000)])
         assert len(zero.recv()[0]) == 800_000
