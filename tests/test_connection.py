@@ -130,24 +130,19 @@ def test_an_array_of_many_pieces_goes_both_ways() -> None:
         assert np.array_equal(answer.arrays["short"], long[:2])
 
 
-def test_errors_come_back_typed() -> None:
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"code": "duplicate-upload", "message": "twice"}, DuplicateUpload),
+        # of a frame that the server could not read
+        ({"id": 0, "code": "bad-frame", "message": "twice"}, FrameError),
+    ],
+)
+def test_errors_come_back_typed(fields: dict[str, Any], error: type[Exception]) -> None:
     with (
-        serving(
-            lambda _: ("error", {"code": "duplicate-upload", "message": "twice"}, {})
-        ) as server,
+        serving(lambda _: ("error", fields, {})) as server,
         connected(server) as connection,
-        pytest.raises(DuplicateUpload, match="S0: twice"),
-    ):
-        connection.ask("upload")
-
-
-def test_a_frame_the_server_could_not_read_is_answered_with_id_0() -> None:
-    with (
-        serving(
-            lambda _: ("error", {"id": 0, "code": "bad-frame", "message": "what?"}, {})
-        ) as server,
-        connected(server) as connection,
-        pytest.raises(FrameError, match="what"),
+        pytest.raises(error, match="S0: twice"),
     ):
         connection.ask("upload")
 
@@ -482,7 +477,7 @@ def test_each_server_gets_half_of_the_upload(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("parties", [[0, 0], [1, 0], [1, 1], [None, 1]])
+@pytest.mark.parametrize("parties", [[0, 0], [1, 0], [None, 1]])
 def test_nothing_is_uploaded_unless_the_servers_are_both_parties(
     tmp_path: Path, parties: list[Any]
 ) -> None:
