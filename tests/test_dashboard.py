@@ -177,12 +177,10 @@ def test_who_is_in_is_in_the_result_of_rounds_that_have_one() -> None:
 # Requests, and the answers that are remembered
 
 
-def test_both_servers_are_asked_once_a_second_together() -> None:
-    assert sum(1 / period_s for period_s in PERIODS_S) <= 1
-
-
 def test_requests_do_not_depend_on_who_looks() -> None:
     """At a hundred views a second, a watch asks as often as with none, for receipts as well."""
+    # once a second together
+    assert sum(1 / period_s for period_s in PERIODS_S) <= 1
     servers = Fake(), Fake(status("1-00000000", "open"))
     for number in range(1, 4):
         servers[0].tell(status(f"{number}-00000000", "published"))

@@ -1,10 +1,11 @@
 """The verb `doctor`: what is well, and what is wrong with a word on what to do."""
 
+import re
 import shutil
 import socket
 import threading
 from collections import namedtuple
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,26 +68,42 @@ def test_nothing_is_changed(folder: Path) -> None:
     assert sorted(folder.rglob("*")) == before
 
 
-def test_a_key_that_others_may_read(folder: Path) -> None:
-    (folder / "s1.key_secret").chmod(0o644)
-    assert "chmod 600" in one(found(folder / "s1.toml", Level.WRONG), "s1.key_secret")
+def exchange(path: Path, old: str, new: str) -> None:
+    path.write_text(path.read_text().replace(old, new))
 
 
-def test_a_folder_in_which_others_may_replace_files(folder: Path) -> None:
-    folder.chmod(0o777)
-    assert "chmod 700" in one(found(folder / "s1.toml", Level.WARNING), "may replace files")
+def own_key_in_the_list(folder: Path) -> None:
+    config, text = server_config.load(folder / "s1.toml"), (folder / "s1.key").read_text()
+    (own,) = re.findall(r'public-key = "(.*)"', text)
+    exchange(folder / "s1.toml", config.clients[0].public_key, own)
 
 
-def test_the_servers_own_key_in_its_list(folder: Path) -> None:
-    path = folder / "s1.toml"
-    config = server_config.load(path)
-    own = next(
-        line.split('"')[1]
-        for line in (folder / "s1.key").read_text().splitlines()
-        if "public-key" in line
-    )
-    path.write_text(path.read_text().replace(config.clients[0].public_key, own))
-    assert "own public key" in one(found(path, Level.WRONG), "client-1")
+def address_of_another_machine(folder: Path) -> None:
+    # reserved for documentation (RFC 5737)
+    listen = server_config.load(folder / "s1.toml").listen
+    exchange(folder / "s1.toml", listen, "tcp://192.0.2.1:7001")
+
+
+@pytest.mark.parametrize(
+    ("damage", "level", "part", "said"),
+    [
+        (
+            lambda folder: (folder / "s1.key_secret").chmod(0o644),
+            Level.WRONG,
+            "s1.key_secret",
+            "chmod 600",
+        ),
+        (lambda folder: folder.chmod(0o777), Level.WARNING, "may replace files", "chmod 700"),
+        (own_key_in_the_list, Level.WRONG, "client-1", "own public key"),
+        (address_of_another_machine, Level.WRONG, "192.0.2.1", "no such address"),
+    ],
+    ids=["key", "folder", "own key", "address"],
+)
+def test_what_is_wrong_with_a_servers_files(
+    folder: Path, damage: Callable[[Path], None], level: Level, part: str, said: str
+) -> None:
+    damage(folder)
+    assert said in one(found(folder / "s1.toml", level), part)
 
 
 def test_a_port_of_another_program(folder: Path) -> None:
@@ -94,19 +111,6 @@ def test_a_port_of_another_program(folder: Path) -> None:
     with socket.create_server((host, int(port))):
         wrong = one(found(folder / "s1.toml", Level.WRONG), "another program")
     assert "for clients" in wrong
-
-
-def test_an_address_of_another_machine(folder: Path) -> None:
-    path = folder / "s1.toml"
-    config = server_config.load(path)
-    # reserved for documentation (RFC 5737)
-    path.write_text(path.read_text().replace(config.listen, "tcp://192.0.2.1:7001"))
-    assert "no such address" in one(found(path, Level.WRONG), "192.0.2.1")
-
-
-def test_a_disk_without_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9 - 5, 5))
-    assert "make some" in one(found(folder / "s1.toml", Level.WARNING), "of room")
 
 
 def test_a_server_that_would_compile_when_it_starts(
@@ -123,12 +127,13 @@ def test_a_server_that_would_compile_when_it_starts(
     assert "unset it" in one(found(folder / "s1.toml", Level.WARNING), "NUMBA_DISABLE_JIT is set")
 
 
-def test_the_disk_of_a_client(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It keeps its journal there, and only servers' disks were looked at."""
-    path = folder / "client-1.toml"
-    one(found(path, Level.WELL), "client-1-state has")
+@pytest.mark.parametrize("name", ["s1", "client-1"])
+def test_a_disk_without_room(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A client keeps its journal there."""
+    path, state = folder / f"{name}.toml", f"{name}-state has"
+    one(found(path, Level.WELL), state)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9 - 5, 5))
-    assert "make some" in one(found(path, Level.WARNING), "client-1-state")
+    assert "make some" in one(found(path, Level.WARNING), f"{name}-state")
 
 
 @contextmanager
