@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,19 +21,18 @@ from securemedian.common.addresses import host_of, listens_ipv6
 from securemedian.common.keys import KeyPair, SigningKey
 from securemedian.mpc.errors import ChannelClosed, ChannelTimeout, ConfigError, PeerProtocolError
 from securemedian.mpc.protocols.channel import Channel
-from securemedian.mpc.protocols.kernels.native import processor
 from securemedian.servers.config import PeerTable
 from securemedian.servers.logs import BURST
 from securemedian.servers.network import sealed, transport
 from securemedian.servers.network.sealed import PENDING, TAG_BYTES, TOKEN_BYTES, Records, SealedPort
 from securemedian.servers.network.transport import PEER_DOMAIN, Lane, PeerPort, authenticate
-from tests.daemons import Pair as Daemons
-from tests.daemons import free_ports, running, wait_until
-from tests.test_daemons import PAIRWISE, exact_in_the_clear, run, updates
+from tests.daemons import wait_until
 
 pytestmark = pytest.mark.slow
 
 WAIT_S = 60.0
+# for what must not come
+QUICK_S = 1.0
 HEAD = struct.Struct("<I")
 Record = tuple[bytes, bytes]
 # the records that the line carries on, of all that came so far in one direction
@@ -245,7 +243,7 @@ ATTACKS: dict[str, Callable[[list[Record]], list[Record]]] = {
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_what_the_line_changes_never_arrives(attack: str, pair: Pair) -> None:
-    ends = pair.met(timeout_s=3.0)
+    ends = pair.met()
     assert all(end.sealed for end in ends)
     zero, one = (Channel(end) for end in ends)
     link, third = ends[1]._sealed, 3
@@ -258,7 +256,7 @@ def test_what_the_line_changes_never_arrives(attack: str, pair: Pair) -> None:
     for number in range(4):
         zero.send("numbers", values + np.uint64(number))
     assert np.array_equal(one.recv("numbers", np.uint64, (100,)), values)
-    came = 1
+    came, ends[1]._timeout_s = 1, QUICK_S
     with pytest.raises((ChannelClosed, ChannelTimeout)):
         while came < 4:
             expected = values + np.uint64(came)
@@ -272,7 +270,8 @@ def test_what_the_line_changes_never_arrives(attack: str, pair: Pair) -> None:
 
 
 def test_records_are_not_swapped_sent_back_or_taken_from_another_lane(pair: Pair) -> None:
-    ends, others = pair.met(timeout_s=3.0), pair.met(timeout_s=3.0)
+    ends, others = pair.met(), pair.met()
+    ends[1]._timeout_s = others[1]._timeout_s = QUICK_S
     swapped: list[Record] = []
     # S1's records go back to S1, which knows them
     back: list[Record] = []
@@ -302,8 +301,9 @@ def test_records_are_not_swapped_sent_back_or_taken_from_another_lane(pair: Pair
 
     pair.zero._curve_until = 0.0
     pair.line.tamper = lambda direction, records: records[-1:]
-    here, there = pair.met(timeout_s=3.0), pair.met(timeout_s=3.0)
+    here, there = pair.met(), pair.met()
     assert all(end.sealed for end in (*here, *there))
+    there[1]._timeout_s = QUICK_S
     kept: list[Record] = []
 
     def keep(direction: int, records: list[Record]) -> list[Record]:
@@ -709,24 +709,6 @@ def test_a_port_that_is_taken_is_an_error_of_the_configuration(pair: Pair) -> No
             True,
             pair.line._to[1],
         )
-
-
-def test_a_round_between_daemons_whose_lanes_are_sealed(tmp_path: Path) -> None:
-    made = Daemons(tmp_path / "keys")
-    file = made.folder / "s1.toml"
-    lines = f"[peer]\naes_port = {free_ports(1)[0]}"
-    file.write_text(file.read_text().replace("[peer]", lines, 1))
-    with running(made):
-        values = updates()
-        for _ in range(2):
-            assert np.array_equal(
-                made.result(run(made, values, **PAIRWISE)), exact_in_the_clear(values)
-            )
-        for server in ("s0", "s1"):
-            events = made.events(server)
-            (session,) = [each for each in events if each["event"] == "session-established"]
-            assert session["aes"] == (session["lanes"] if processor.use_native(True) else 0)
-            assert not [each for each in events if each["event"] == "lanes-on-curve"]
 
 
 def test_the_port_is_a_setting_of_s1_alone() -> None:
