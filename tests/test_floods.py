@@ -17,7 +17,6 @@ import zmq
 
 from securemedian.common.keys import KeyPair, load_keys
 from securemedian.mpc.protocols import wire
-from securemedian.mpc.rounds import encode
 from securemedian.servers import config
 from tests.daemons import SETTINGS, Pair, wait_until
 
@@ -225,13 +224,7 @@ def flooded(pair: Pair, flood: Flood) -> Iterator[None]:
 
 def one_round(pair: Pair) -> None:
     """Run a round of all clients, and check its result."""
-    round_id = pair.open(**PARAMS)
-    for name, value in zip(pair.names, VALUES, strict=True):
-        pair.submit(name, value)
-    pair.wait("published")
-    fixed = np.sort([encode.to_fixed(value, 64, 24).view(np.int64) for value in VALUES], axis=0)[1]
-    expected = encode.from_fixed(fixed.view(np.uint64), 64, 24).astype(np.float32)
-    assert np.array_equal(pair.result(round_id), expected)
+    pair.published_as(pair.play(VALUES, **PARAMS), VALUES)
 
 
 def calm(pair: Pair) -> dict[str, tuple[int, int]]:
