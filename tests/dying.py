@@ -82,68 +82,47 @@ def stored(folder: Path) -> dict[str, Any]:
 def hook(moments: Moments, state: Path) -> None:
     """Let moments come in this process, and log what tests count."""
 
-    def commit(true: Any) -> Any:
-        def commit(self: Register, entry: Any, changed: Any, *given: Any) -> None:
-            before = entry.server_round
-            true(self, entry, changed, *given)
-            if changed.state is not before.state:
-                moments.come("state", changed.state)
-            if changed.computed_here and not before.computed_here:
-                moments.come("made", "result")
+    def commit(true: Any, self: Register, entry: Any, changed: Any, *given: Any) -> None:
+        before = entry.server_round
+        true(self, entry, changed, *given)
+        if changed.state is not before.state:
+            moments.come("state", changed.state)
+        if changed.computed_here and not before.computed_here:
+            moments.come("made", "result")
 
-        return commit
+    def say(true: Any, self: PeerControl, message: Any) -> None:
+        true(self, message)
+        moments.come("said", type(message).__name__.lower())
 
-    def say(true: Any) -> Any:
-        def send(self: PeerControl, message: Any) -> None:
-            true(self, message)
-            moments.come("said", type(message).__name__.lower())
+    def tick(true: Any, self: PeerControl) -> None:
+        if moments.to_cut.is_set():
+            moments.to_cut.clear()
+            self._changed(Change.GAP)
+            moments.is_cut.set()
+        true(self)
 
-        return send
+    def send(true: Any, self: Channel, label: str, array: Any) -> None:
+        if label in STORED and stored(state)["state"] != STORED[label]:
+            logs.event("sent-unstored", label=label)
+        moments.come("lane", label)
+        true(self, label, array)
 
-    def tick(true: Any) -> Any:
-        def tick(self: PeerControl) -> None:
-            if moments.to_cut.is_set():
-                moments.to_cut.clear()
-                self._changed(Change.GAP)
-                moments.is_cut.set()
-            true(self)
+    def prepare(true: Any, self: ThreadComputation, *given: Any) -> Any:
+        logs.event("session-begun", sessions=stored(state).get("sessions", 0))
+        cost = true(self, *given)
+        moments.come("made", "material")
+        return cost
 
-        return tick
+    def bind(true: Any, self: Lane, *given: Any) -> None:
+        for chunk in self._chunks:
+            drawn = chunk.bound.values, *chunk.numbers.values()
+            names = [hashlib.sha256(each.tobytes()).hexdigest() for each in drawn]
+            logs.event("material-used", names=names)
+        true(self, *given)
 
-    def send(true: Any) -> Any:
-        def send(self: Channel, label: str, array: Any) -> None:
-            if label in STORED and stored(state)["state"] != STORED[label]:
-                logs.event("sent-unstored", label=label)
-            moments.come("lane", label)
-            true(self, label, array)
-
-        return send
-
-    def prepare(true: Any) -> Any:
-        def prepare(self: ThreadComputation, *given: Any) -> Any:
-            logs.event("session-begun", sessions=stored(state).get("sessions", 0))
-            cost = true(self, *given)
-            moments.come("made", "material")
-            return cost
-
-        return prepare
-
-    def bind(true: Any) -> Any:
-        def bind(self: Lane, *given: Any) -> None:
-            for chunk in self._chunks:
-                drawn = chunk.bound.values, *chunk.numbers.values()
-                names = [hashlib.sha256(each.tobytes()).hexdigest() for each in drawn]
-                logs.event("material-used", names=names)
-            true(self, *given)
-
-        return bind
-
-    def ask(true: Any) -> Any:
-        def ask(self: Folds, *given: Any) -> None:
-            true(self, *given)
-            moments.come("made", "folds")
-
-        return ask
+    def ask(true: Any, self: Folds, *given: Any) -> None:
+        true(self, *given)
+        moments.come("made", "folds")
 
     replace(Register, "commit", commit)
     replace(PeerControl, "send", say)

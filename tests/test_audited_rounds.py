@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from securemedian.clients.client import Client
 from securemedian.common.deviations import Deviation
-from securemedian.laboratory.servers import servers_here
+from securemedian.coordinator.coordinator import Coordinator
 from securemedian.mpc.errors import ReceiptInvalid, RoundFailed
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import ConstantRange
 from securemedian.servers.machine.members import MISFOLDED, SILENT
 from tests.daemons import Pair, client_of, in_background, results_of, wait_until
+from tests.rogue.serve import serving
 
 pytestmark = pytest.mark.slow
 
@@ -130,15 +131,13 @@ def test_a_server_that_is_killed_once_it_is_bound_costs_nothing(
 @pytest.mark.parametrize("how", ["rank", "malicious-no-bits"])
 def test_a_server_that_deviates_is_found(tmp_path: Path, opened: ExitStack, how: str) -> None:
     """It asks for another rank, or its material is wrong."""
-    programs = {"s1": ("tests.rogue.serve", how)}
-    service = opened.enter_context(servers_here(tmp_path, 4, programs=programs))
-    coordinator = service.coordinator
+    rogue = opened.enter_context(serving(Pair(tmp_path / "keys", 4), "s1", how))
+    coordinator = opened.enter_context(Coordinator.from_config(rogue.toml("coordinator")))
     method = Bucketed(security="malicious")
     round_id = coordinator.open_round(
         RoundParams(method, dim=DIM, max_clients=4), MODEL, ConstantRange(1.0)
     )
-    paths = [tmp_path / f"{name}.toml" for name in service.names]
-    clients = [opened.enter_context(Client.from_config(path)) for path in paths]
+    clients = [opened.enter_context(Client.from_config(rogue.toml(name))) for name in rogue.names]
     early = how == "malicious-no-bits"
     if early:
         # nobody has sent anything

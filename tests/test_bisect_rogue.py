@@ -1,7 +1,6 @@
 """A server that deviates in a round with security malicious: what it learns, and what is said."""
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from securemedian.mpc.protocols.channel import Channel
 from tests.parties import run_both
 from tests.rogue.attacks import entropy
 from tests.rogue.bisecting import OF_PRODUCTS, PLACES, ROWS, Signs, spy, told_fold
-from tests.rogue.hooks import Array
+from tests.rogue.hooks import Array, replace
 from tests.test_bisect import RNG, Round, rogue_run
 
 DIM = 1024
@@ -38,21 +37,16 @@ def beyond(round_: Round, spoils: Signs, lanes: int) -> float:
     return total
 
 
-def replaced(patch: pytest.MonkeyPatch, owner: Any, function: str, make: Any) -> None:
-    """Replace a function of a module or class by what `make` makes of it, until a test ends."""
-    patch.setattr(owner, function, make(getattr(owner, function)))
-
-
 def attack(
     name: str, rogue: int, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[float, dict[int, BaseException]]:
     """Return what party `rogue` learns, in bits per coordinate, and how both servers end."""
 
     round_ = Round(RNG.integers(0, 16, (9, DIM)), lanes=2, chunk=256)
-    replace = partial(replaced, monkeypatch)
-    spoils, errors = spy(replace, rogue), dict[int, BaseException]()
+    until_the_end = partial(replace, put=monkeypatch.setattr)
+    spoils, errors = spy(until_the_end, rogue), dict[int, BaseException]()
     if name:
-        ALL[name][0](replace, rogue)
+        ALL[name][0](until_the_end, rogue)
     rogue_run(round_, errors)
     return beyond(round_, spoils, 2), errors
 
@@ -83,7 +77,7 @@ def test_errors_would_cancel_in_a_hash_whose_key_is_known(monkeypatch: pytest.Mo
     """Mix no toss into the key: another digit is published, and nobody notices."""
     monkeypatch.setattr(Opener, "mix", lambda *_: None)
     round_, errors = Round(np.full((5, DIM), 7), lanes=2, chunk=256), dict[int, BaseException]()
-    ROWS["cancel"][0](partial(replaced, monkeypatch), 1)
+    ROWS["cancel"][0](partial(replace, put=monkeypatch.setattr), 1)
     found = rogue_run(round_, errors)
     assert not errors and (found[0] == found[1]).all()
     assert 4 <= (found[0] != 7).sum() <= 4 * PLACES
@@ -113,7 +107,7 @@ def test_whoever_breaks_off_learns_digits_of_one_set_alone(
     is a deviation.
     """
 
-    spoils = spy(partial(replaced, monkeypatch), 1)
+    spoils = spy(partial(replace, put=monkeypatch.setattr), 1)
     round_ = Round(RNG.integers(0, 16, (4, 40)), lanes=1)
     medians, opened_first, whole = round_.medians(), 0, 0
     for left in range(200):
@@ -153,9 +147,9 @@ def test_a_server_that_tells_wrong_folds_takes_clients_out(
 ) -> None:
     """Nobody is accused, because it might be the clients; and nothing was opened."""
 
-    replace = partial(replaced, monkeypatch)
-    round_, spoils = Round(RNG.integers(0, 16, (3, 64)), lanes=1), spy(replace, 1)
-    told_fold(replace, 1)
+    until_the_end = partial(replace, put=monkeypatch.setattr)
+    round_, spoils = Round(RNG.integers(0, 16, (3, 64)), lanes=1), spy(until_the_end, 1)
+    told_fold(until_the_end, 1)
 
     def run(number: int) -> None:
         one = round_.bind(number)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -43,6 +44,7 @@ from securemedian.servers.network.control import (
     Verdicts,
 )
 from tests.parties import Ballot, make_parties, zoomed
+from tests.rogue import hooks
 from tests.rogue.bisecting import ROWS, spy
 from tests.test_bisect import Round, rogue_run
 from tests.test_bisect_rogue import DIM, beyond
@@ -195,13 +197,12 @@ def test_a_rogue_learns_the_digits_of_a_malicious_vote_alone(
 ) -> None:
     """No rank and no row but the right one: neither isolate, nor skew, nor prior gets a bit."""
 
-    def replace(owner: Any, function: str, make: Any) -> None:
-        monkeypatch.setattr(owner, function, make(getattr(owner, function)))
+    until_the_end = partial(hooks.replace, put=monkeypatch.setattr)
 
     round_ = vote_of(spread(np.random.default_rng(5), 5, DIM), 2)
-    spoils, errors = spy(replace, rogue), dict[int, BaseException]()
+    spoils, errors = spy(until_the_end, rogue), dict[int, BaseException]()
     if name:
-        ROWS[name][0](replace, rogue)
+        ROWS[name][0](until_the_end, rogue)
     rogue_run(round_, errors)
     assert beyond(round_, spoils, 2) == 0
     if name:

@@ -8,13 +8,13 @@ log2 M - h(p) - (1 - p) log2(M - 1) bits (Fano).
 
 import math
 import tempfile
-import threading
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ from securemedian.clients.client import Client
 from securemedian.clients.upload import RangeWarning, Round
 from securemedian.common.policy import BOUNDED, Security
 from securemedian.common.status import RoundStatus
+from securemedian.coordinator.coordinator import Coordinator
 from securemedian.coordinator.rounds import Hooks, Rounds
-from securemedian.laboratory.servers import SERVERS, Service, client_config, servers_here
+from securemedian.laboratory.servers import SERVERS, client_config
 from securemedian.mpc.errors import RoundClosed, RoundFailed, SecureMedianError
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.audit import binding
@@ -43,6 +44,7 @@ from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.methods.zoom import Zoom
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import ConstantRange
+from tests.daemons import Pair, in_background
 from tests.parties import vectors_of
 from tests.rogue.deviations import (
     ADDED,
@@ -54,6 +56,7 @@ from tests.rogue.deviations import (
     VICTIM,
     about,
 )
+from tests.rogue.serve import serving
 
 Array = NDArray[Any]
 
@@ -79,7 +82,6 @@ SETTINGS = {
 }
 # for servers that are protected: the one that helps, and three among whom the victim is hidden
 GUARDED = {"min_clients": 4}
-PROGRAM = "tests.rogue.serve"
 MALICIOUS, ZOOM = Bucketed(security="malicious"), Zoom(security="malicious")
 
 
@@ -411,19 +413,14 @@ def run(
     if security is Security.MALICIOUS or attack.method.name == ZOOM.name:
         # so that a bit of few coordinates shows
         dim = max(dim, 4 * DIM)
+    settings: dict[str, Any] = SETTINGS | {"security": security}
+    settings |= {} if security is Security.SEMI_HONEST else GUARDED
     with tempfile.TemporaryDirectory(prefix="securemedian-rogue-") as made:
-        folder = Path(made)
-        settings: dict[str, Any] = SETTINGS | {"security": security}
-        settings |= {} if security is Security.SEMI_HONEST else GUARDED
-        rogue = "s0" if attack.deviation in OF_S0 else "s1"
-        with servers_here(
-            folder,
-            max(attack.clients, attack.listed),
-            settings=settings,
-            tables=dict.fromkeys(SERVERS, "[protocol]\nlanes = 1\n"),
-            programs={rogue: (PROGRAM, attack.deviation)},
-        ) as service:
-            seen, noticed = _round(attack, service, dim, seed, security)
+        pair = Pair(Path(made) / "keys", max(attack.clients, attack.listed), settings)
+        for server in SERVERS:
+            pair.configure(server, "[protocol]\nlanes = 1\n")
+        with serving(pair, "s0" if attack.deviation in OF_S0 else "s1", attack.deviation):
+            seen, noticed = _round(attack, pair, dim, seed, security)
     about_one, about_sum = attack.learnt(seen)
     return {
         "attack": attack.deviation,
@@ -457,14 +454,13 @@ def _bound(seen: Seen) -> float | None:
     return None
 
 
-def _round(
-    attack: Attack, service: Service, dim: int, seed: int, security: Security
-) -> tuple[Seen, str]:
+def _round(attack: Attack, pair: Pair, dim: int, seed: int, security: Security) -> tuple[Seen, str]:
     """Run one round, and return what it was and who noticed something first, if anybody did."""
-    notes, folder, coordinator = list[str](), service.folder, service.coordinator
-    names, most = service.names[: attack.clients], len(service.names)
+    notes, folder, names = list[str](), pair.folder, pair.names[: attack.clients]
+    most = len(pair.names)
     params = RoundParams(attack.method, dim=dim, max_clients=most, deadline_s=LIMIT_S)
     with ExitStack() as stack:
+        coordinator = stack.enter_context(Coordinator.from_config(pair.toml("coordinator")))
         configs = [client_config(folder, name, POLL_S, security) for name in names]
         if params.form.votes > 1:
             # a place for their votes
@@ -499,16 +495,14 @@ def _round(
                         coordinator.abort_round(round_id, "the victim has noticed something")
                     break
         attending = [
-            _attending(one, round_id)
+            in_background(partial(_attend, one, round_id), 2 * LIMIT_S)
             for one in players
             if params.form.audited or params.form.votes > 1
         ]
-        for thread in attending:
-            stack.callback(thread.join)
-        status = _ended(service, round_id)
+        status = _ended(pair, coordinator, round_id)
         # a player's connections are for one thread at a time
-        for thread in attending:
-            thread.join(LIMIT_S)
+        for join in attending:
+            join()
         result = np.full(dim, np.nan, np.float32)
         for number, player in enumerate(players):
             try:
@@ -576,20 +570,13 @@ def _values(
     return np.asarray(values, np.float32)
 
 
-def _attending(player: Client, round_id: str) -> threading.Thread:
-    """Let a client answer until a round has ended."""
-
-    def attend() -> None:
-        # the end of the round is asked below
-        with suppress(SecureMedianError):
-            player.attend(round_id, LIMIT_S)
-
-    thread = threading.Thread(target=attend)
-    thread.start()
-    return thread
+def _attend(player: Client, round_id: str) -> None:
+    """Answer until a round has ended, whose end is asked for later."""
+    with suppress(SecureMedianError):
+        player.attend(round_id, LIMIT_S)
 
 
-def _ended(service: Service, round_id: str) -> RoundStatus:
+def _ended(pair: Pair, coordinator: Coordinator, round_id: str) -> RoundStatus:
     """Wait until a round has ended, and return its last status.
 
     Raises RoundFailed if that takes too long.
@@ -597,11 +584,11 @@ def _ended(service: Service, round_id: str) -> RoundStatus:
     deadline = time.monotonic() + LIMIT_S
 
     def alive() -> None:
-        service.processes.check()
+        assert all(map(pair.pid, SERVERS)), "a server has ended"
         if time.monotonic() > deadline:
             raise RoundFailed(f"round {round_id} has not ended within {LIMIT_S:g} s")
 
-    return Rounds(service.coordinator, Hooks(alive=alive), poll_s=POLL_S).end(round_id)
+    return Rounds(coordinator, Hooks(alive=alive), poll_s=POLL_S).end(round_id)
 
 
 def _who(number: int) -> str:

@@ -26,8 +26,8 @@ from securemedian.mpc.protocols.party import Session
 from securemedian.mpc.rounds.bisecting import Bisection
 from tests.rogue.hooks import Array
 
-# given an owner, the name of one of its functions, and what to make of that one
-Replace = Callable[[Any, str, Callable[[Any], Any]], None]
+# given an owner, the name of one of its functions, and one that is called with the true one first
+Replace = Callable[[Any, str, Callable[..., Any]], None]
 # and the number of the party that deviates
 Deviation = Callable[[Replace, int], None]
 
@@ -49,33 +49,24 @@ def spy(replace: Replace, rogue: int, keep: Callable[[Signs], None] = lambda _: 
     """Keep the rogue's shares of signs, and those that it is told, whatever they prove."""
     spoils = Signs()
 
-    def init(true: Any) -> Any:
-        def init(self: Prover, session: Session, *given: Any) -> None:
-            true(self, session, *given)
-            self.of = session.party_id  # type: ignore[attr-defined]
+    def init(true: Any, self: Prover, session: Session, *given: Any) -> None:
+        true(self, session, *given)
+        self.of = session.party_id  # type: ignore[attr-defined]
 
-        return init
+    def sign(true: Any, self: Lane, *given: Any) -> AuthenticatedBits:
+        found: AuthenticatedBits = true(self, *given)
+        if self.party.number == rogue:
+            self.opener.own = self._lane, found.bits.copy()  # type: ignore[attr-defined]
+        return found
 
-    def sign(true: Any) -> Any:
-        def sign(self: Lane, *given: Any) -> AuthenticatedBits:
-            found: AuthenticatedBits = true(self, *given)
-            if self.party.number == rogue:
-                self.opener.own = self._lane, found.bits.copy()  # type: ignore[attr-defined]
-            return found
-
-        return sign
-
-    def tell(true: Any) -> Any:
-        def tell(self: Opener, label: str, mine: Array, *given: Any) -> Any:
-            theirs, right = true(self, label, mine, *given)
-            if self._number == rogue and label == "bisect.sign":
-                lane, own = self.own  # type: ignore[attr-defined]
-                spoils.shares.setdefault(lane, []).append(own)
-                spoils.theirs.setdefault(lane, []).append(unpack_bits(theirs, own.size))
-                keep(spoils)
-            return theirs, right
-
-        return tell
+    def tell(true: Any, self: Opener, label: str, mine: Array, *given: Any) -> Any:
+        theirs, right = true(self, label, mine, *given)
+        if self._number == rogue and label == "bisect.sign":
+            lane, own = self.own  # type: ignore[attr-defined]
+            spoils.shares.setdefault(lane, []).append(own)
+            spoils.theirs.setdefault(lane, []).append(unpack_bits(theirs, own.size))
+            keep(spoils)
+        return theirs, right
 
     replace(Prover, "__init__", init)
     replace(Lane, "_sign", sign)
@@ -96,15 +87,10 @@ def _by(owner: Any, name: str, deviate: Callable[..., Any]) -> Deviation:
     """Return a deviation: the rogue calls deviate(true, self, ..), and others true(self, ..)."""
 
     def deviation(replace: Replace, rogue: int) -> None:
-        def make(true: Any) -> Any:
-            def either(self: Any, *given: Any) -> Any:
-                if _number(self) == rogue:
-                    return deviate(true, self, *given)
-                return true(self, *given)
+        def either(true: Any, self: Any, *given: Any) -> Any:
+            return deviate(true, self, *given) if _number(self) == rogue else true(self, *given)
 
-            return either
-
-        replace(owner, name, make)
+        replace(owner, name, either)
 
     deviation.__doc__ = deviate.__doc__
     return deviation
@@ -341,16 +327,15 @@ def _last_mask(true: Any, self: Opener, label: str, mine: Array, *given: Any) ->
 def _coin(replace: Replace, rogue: int) -> None:
     """Wait for the peer's half of the coin, and open another than was committed to."""
 
-    def open_(true: Any) -> Any:
-        def open_(self: Channel, label: str, number: int, mine: Array, nonce: Array) -> Array:
-            if number != rogue:
-                return np.asarray(true(self, label, number, mine, nonce))
-            self.exchange(label.replace("open", "commit"), np.zeros(4, np.uint64))
-            theirs = self.recv(label, mine.dtype, mine.shape)
-            self.send(label, theirs)
-            return theirs
-
-        return open_
+    def open_(
+        true: Any, self: Channel, label: str, number: int, mine: Array, nonce: Array
+    ) -> Array:
+        if number != rogue:
+            return np.asarray(true(self, label, number, mine, nonce))
+        self.exchange(label.replace("open", "commit"), np.zeros(4, np.uint64))
+        theirs = self.recv(label, mine.dtype, mine.shape)
+        self.send(label, theirs)
+        return theirs
 
     replace(Channel, "open", open_)
 
@@ -359,11 +344,8 @@ def told_fold(replace: Replace, rogue: int) -> None:
     """Say that the sums do not agree, and tell a wrong fold of the own share of each client."""
     _by(Opener, "tell", _no)(replace, rogue)
 
-    def fold(true: Any) -> Any:
-        def fold(number: int, *given: Any) -> Array:
-            return np.asarray(true(number, *given)) ^ np.uint64(number == rogue)
-
-        return fold
+    def fold(true: Any, number: int, *given: Any) -> Array:
+        return np.asarray(true(number, *given)) ^ np.uint64(number == rogue)
 
     replace(binding, "fold", fold)
 

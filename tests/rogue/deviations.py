@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from securemedian.mpc.arrays import PublicValues, RingShare
+from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import ChannelClosed
 from securemedian.mpc.protocols import dealing, lengths, order, ring
 from securemedian.mpc.protocols.audit.opening import DIGEST_WORDS
@@ -93,16 +93,13 @@ def _shifted(counts: RingShare, by: int, bits: int) -> RingShare:
 def _rank(config: ServerConfig, spoils: Spoils) -> None:
     """Add k-1 to the own share of H: both servers open the minimum."""
 
-    def make(true: Any) -> Any:
-        def median(
-            party: Party, counts: RingShare, clients: int, bits: int, *rest: Any
-        ) -> PublicValues:
-            by = ring.median_rank(clients) - 1
-            return PublicValues(true(party, _shifted(counts, by, bits), clients, bits, *rest))
+    def median(
+        true: Any, party: Party, counts: RingShare, clients: int, bits: int, *rest: Any
+    ) -> Any:
+        by = ring.median_rank(clients) - 1
+        return true(party, _shifted(counts, by, bits), clients, bits, *rest)
 
-        return median
-
-    replace(bucketed, "median", make)
+    replace(bucketed, "median", median)
     bisecting.ROWS["rank"][0](replace, 1)
     _keep_found(spoils)
 
@@ -110,15 +107,12 @@ def _rank(config: ServerConfig, spoils: Spoils) -> None:
 def _keep_found(spoils: Spoils) -> None:
     """Keep what is opened."""
 
-    def make(true: Any) -> Any:
-        def median(*given: Any) -> PublicValues:
-            found = PublicValues(true(*given))
-            spoils.keep(found=found)
-            return found
+    def median(true: Any, *given: Any) -> Any:
+        found = true(*given)
+        spoils.keep(found=found)
+        return found
 
-        return median
-
-    replace(bucketed, "median", make)
+    replace(bucketed, "median", median)
 
 
 def _tables(config: ServerConfig, spoils: Spoils) -> None:
@@ -127,19 +121,16 @@ def _tables(config: ServerConfig, spoils: Spoils) -> None:
     Without tables, open what belongs to another AND.
     """
 
-    def make(true: Any) -> Any:
-        def reply_leaves(leaves: Array, *given: Any) -> None:
-            true(leaves, *given)
-            out, levels = given[-1], len(leaves)
-            for leaf in range(1 << levels):
-                at = out[(leaf - 2) % (1 << levels)]
-                at ^= np.bitwise_and.reduce(
-                    [plane if leaf >> j & 1 else ~plane for j, plane in enumerate(leaves)]
-                )
+    def reply_leaves(true: Any, leaves: Array, *given: Any) -> None:
+        true(leaves, *given)
+        out, levels = given[-1], len(leaves)
+        for leaf in range(1 << levels):
+            at = out[(leaf - 2) % (1 << levels)]
+            at ^= np.bitwise_and.reduce(
+                [plane if leaf >> j & 1 else ~plane for j, plane in enumerate(leaves)]
+            )
 
-        return reply_leaves
-
-    replace(tables, "reply_leaves", make)
+    replace(tables, "reply_leaves", reply_leaves)
     bisecting.ROWS["and"][0](replace, 1)
     _keep_found(spoils)
 
@@ -185,21 +176,18 @@ def _rerun(config: ServerConfig, spoils: Spoils) -> None:
             raise ChannelClosed("the rogue server has seen enough")
         return mine, theirs
 
-    def make(true: Any) -> Any:
-        def median(
-            party: Party, counts: RingShare, clients: int, bits: int, *rest: Any
-        ) -> PublicValues:
-            steps.clear()
-            now.name, now.steps = next(attempts, ""), bucketed.steps(len(counts) + 1)
-            by = {"least": ring.median_rank(clients) - 1, "": 0}.get(
-                now.name, ring.median_rank(clients) - clients
-            )
-            return PublicValues(true(party, _shifted(counts, by, bits), clients, bits, *rest))
-
-        return median
+    def median(
+        true: Any, party: Party, counts: RingShare, clients: int, bits: int, *rest: Any
+    ) -> Any:
+        steps.clear()
+        now.name, now.steps = next(attempts, ""), bucketed.steps(len(counts) + 1)
+        by = {"least": ring.median_rank(clients) - 1, "": 0}.get(
+            now.name, ring.median_rank(clients) - clients
+        )
+        return true(party, _shifted(counts, by, bits), clients, bits, *rest)
 
     rushing(("open.bits", "bisect.sign"), rush)
-    replace(bucketed, "median", make)
+    replace(bucketed, "median", median)
 
 
 # radix
@@ -208,37 +196,21 @@ def _rerun(config: ServerConfig, spoils: Spoils) -> None:
 def _flags(config: ServerConfig, spoils: Spoils) -> None:
     """Lower the own flags of all others by 1, and L by k-1: the victim's word is opened."""
 
-    def reply(true: Any) -> Any:
-        def kernel(
-            flags: Array,
-            products: Array,
-            opened: Array,
-            zeros: Array,
-            requests: Array,
-            keys0: Array,
-            keys1: Array,
-            at: int,
-            *rest: Any,
-        ) -> None:
-            # the highest bit comes first
-            if at + zeros.size == keys0.shape[1]:
-                words = opened.shape[1]
-                flags[:, (VICTIM + 1) * words :] = planes.FULL
-            true(flags, products, opened, zeros, requests, keys0, keys1, at, *rest)
+    def reply(true: Any, *given: Any) -> None:
+        flags, _, opened, zeros, _, keys0, _, at = given[:8]
+        # the highest bit comes first
+        if at + zeros.size == keys0.shape[1]:
+            flags[:, (VICTIM + 1) * opened.shape[1] :] = planes.FULL
+        true(*given)
 
-        return kernel
-
-    def finish(true: Any) -> Any:
-        def kernel(*given: Any) -> None:
-            flags, opened, zeros, keys0, at = given[0], given[1], given[2], given[4], given[7]
-            below, reached = given[-2], given[-1]
-            if at + zeros.size == keys0.shape[1]:
-                by = ring.median_rank(flags.shape[1] // opened.shape[1]) - 1
-                for plane, (low, high) in enumerate(zip(below, reached, strict=True)):
-                    low[:] = high[:] = planes.FULL * np.uint64(by >> plane & 1)
-            true(*given)
-
-        return kernel
+    def finish(true: Any, *given: Any) -> None:
+        flags, opened, zeros, keys0, at = given[0], given[1], given[2], given[4], given[7]
+        below, reached = given[-2], given[-1]
+        if at + zeros.size == keys0.shape[1]:
+            by = ring.median_rank(flags.shape[1] // opened.shape[1]) - 1
+            for plane, (low, high) in enumerate(zip(below, reached, strict=True)):
+                low[:] = high[:] = planes.FULL * np.uint64(by >> plane & 1)
+        true(*given)
 
     replace(planes, "reply", reply)
     replace(planes, "finish", finish)
@@ -266,20 +238,14 @@ class _Changed(Chunk):
         return rows
 
 
-def _moving(function: str, *methods: type[Any]) -> Callable[..., None]:
-    """Return what lets a function of methods read shares that `move(method, rows)` has changed."""
+def _moving(move: Callable[[Any, Array], None], function: str, *methods: type[Any]) -> None:
+    """Let a function of methods read shares that `move(method, rows)` has changed."""
 
-    def begin(move: Callable[[Any, Array], None]) -> None:
-        def make(true: Any) -> Any:
-            def compute(method: Any, party: Party, chunk: Chunk) -> Any:
-                return true(method, party, _Changed.of(chunk, lambda rows: move(method, rows)))
+    def compute(true: Any, method: Any, party: Party, chunk: Chunk) -> Any:
+        return true(method, party, _Changed.of(chunk, lambda rows: move(method, rows)))
 
-            return compute
-
-        for method in methods:
-            replace(method, function, make)
-
-    return begin
+    for method in methods:
+        replace(method, function, compute)
 
 
 def _sides(rows: Array) -> tuple[Array, Array]:
@@ -299,7 +265,7 @@ def _top_bits(config: ServerConfig, spoils: Spoils) -> None:
         low ^= rows.dtype.type(1 << 31)
         high ^= rows.dtype.type(1 << 30)
 
-    _moving("compute", Radix)(move)
+    _moving(move, "compute", Radix)
 
 
 # methods on values
@@ -314,7 +280,7 @@ def _shift(config: ServerConfig, spoils: Spoils) -> None:
         low -= by
         high += by
 
-    _moving("compute", Pairwise, TrimmedMean)(move)
+    _moving(move, "compute", Pairwise, TrimmedMean)
 
 
 def _distances(config: ServerConfig, spoils: Spoils) -> None:
@@ -325,26 +291,23 @@ def _distances(config: ServerConfig, spoils: Spoils) -> None:
             by = (1 - 2 * (place % 2)) * (1 << 2 * (place // 2 + 1)) << method.fraction_bits
             row += np.array(by).astype(row.dtype)
 
-    _moving("survey", Krum)(move)
+    _moving(move, "survey", Krum)
 
 
 def _mux(config: ServerConfig, spoils: Spoils) -> None:
     """Flip whether the victim holds the median: its value is added to what is opened."""
 
-    def make(true: Any) -> Any:
-        def multiplex(party: Party, shares: Array, values: Array, bits: int) -> Any:
-            flipped, words = shares.copy(), shares.size // now.clients
-            flipped[VICTIM * words : (VICTIM + 1) * words] ^= planes.FULL
-            return true(party, flipped, values, bits)
-
-        return multiplex
+    def multiplex(true: Any, party: Party, shares: Array, *given: Any) -> Any:
+        flipped, words = shares.copy(), shares.size // now.clients
+        flipped[VICTIM * words : (VICTIM + 1) * words] ^= planes.FULL
+        return true(party, flipped, *given)
 
     def note(method: Any, rows: Array) -> None:
         now.clients = len(rows)
 
     now = threading.local()
-    _moving("compute", Pairwise)(note)
-    replace(order, "multiplex", make)
+    _moving(note, "compute", Pairwise)
+    replace(order, "multiplex", multiplex)
 
 
 # verdicts, dealings, OTs
@@ -354,13 +317,10 @@ def _verdicts(config: ServerConfig, spoils: Spoils) -> None:
     """Say that all clients except the victim and a helper have failed the check."""
     spared = keys_of(config)[: HELPER + 1]
 
-    def make(true: Any) -> Any:
-        def init(event: CheckEnded, clients: Sequence[str], *_: Any) -> None:
-            true(event, clients, [key for key in clients if key not in spared])
+    def init(true: Any, event: CheckEnded, clients: Sequence[str], *_: Any) -> None:
+        true(event, clients, [key for key in clients if key not in spared])
 
-        return init
-
-    replace(CheckEnded, "__init__", make)
+    replace(CheckEnded, "__init__", init)
 
 
 def _digests(config: ServerConfig, spoils: Spoils) -> None:
@@ -370,20 +330,14 @@ def _digests(config: ServerConfig, spoils: Spoils) -> None:
     shares: dict[int, tuple[str, Any]] = {}
     checked: list[str] = []
 
-    def read(true: Any) -> Any:
-        def dealing_of(spool: Spool, key: str) -> Any:
-            half = true(spool, key)
-            shares[id(half)] = key, half
-            return half
+    def read(true: Any, spool: Spool, key: str) -> Any:
+        half = true(spool, key)
+        shares[id(half)] = key, half
+        return half
 
-        return dealing_of
-
-    def check(true: Any) -> Any:
-        def checking(channel: Any, number: int, shape: Any, halves: Any, *rest: Any) -> Any:
-            checked[:] = [shares[id(half)][0] for half in halves]
-            return true(channel, number, shape, halves, *rest)
-
-        return checking
+    def check(true: Any, channel: Any, number: int, shape: Any, halves: Any, *rest: Any) -> Any:
+        checked[:] = [shares[id(half)][0] for half in halves]
+        return true(channel, number, shape, halves, *rest)
 
     def spoil(digests: Array) -> Array:
         rows = digests.reshape(-1, dealing.DIGEST_WORDS)
@@ -403,7 +357,7 @@ def _range(config: ServerConfig, spoils: Spoils) -> None:
     def move(check: Any, rows: Array) -> None:
         rows[HELPER + 1 :] += rows.dtype.type(1 << 61)
 
-    _moving("survey", RangeCheck)(move)
+    _moving(move, "survey", RangeCheck)
 
 
 def _lengths(config: ServerConfig, spoils: Spoils) -> None:
@@ -414,26 +368,17 @@ def _lengths(config: ServerConfig, spoils: Spoils) -> None:
 
     tau: list[int] = []
 
-    def note(true: Any) -> Any:
-        def judge(check: NormCheck, *given: Any) -> Any:
-            tau[:] = [check.most]
-            return true(check, *given)
+    def note(true: Any, check: NormCheck, *given: Any) -> Any:
+        tau[:] = [check.most]
+        return true(check, *given)
 
-        return judge
+    def shift(true: Any, party: Party, squared: RingShare, limit: RingShare) -> Any:
+        return true(party, RingShare(squared + squared.dtype.type(tau[0])), limit)
 
-    def shift(true: Any) -> Any:
-        def at_most(party: Party, squared: RingShare, limit: RingShare) -> Any:
-            return true(party, RingShare(squared + squared.dtype.type(tau[0])), limit)
-
-        return at_most
-
-    def keep(true: Any) -> Any:
-        def opened(*given: Any) -> Any:
-            bits = true(*given)
-            spoils.keep(unchanged=bits)
-            return bits
-
-        return opened
+    def keep(true: Any, *given: Any) -> Any:
+        bits = true(*given)
+        spoils.keep(unchanged=bits)
+        return bits
 
     replace(NormCheck, "judge", note)
     replace(lengths, "at_most", shift)
@@ -533,20 +478,16 @@ def _steered(config: ServerConfig, spoils: Spoils) -> None:
         lie = ring.reduce(shares + by.astype(shares.dtype), bits)
         return RingShare(lie if below >= STEERED_BITS else shares)
 
-    def make(true: Any) -> Any:
-        def median(
-            party: Party, counts: RingShare, clients: int, bits: int, schedule: str, rank: int
-        ) -> PublicValues:
-            rows = np.arange(len(counts))[:, None]
-            counts = steer(counts, rows, rank, bits, next(votes))
-            return PublicValues(true(party, counts, clients, bits, schedule, rank))
-
-        return median
+    def median(
+        true: Any, party: Party, counts: RingShare, clients: int, bits: int, how: str, rank: int
+    ) -> Any:
+        rows = np.arange(len(counts))[:, None]
+        return true(party, steer(counts, rows, rank, bits, next(votes)), clients, bits, how, rank)
 
     def ask(z: Array, rows: Array, rank: int, bits: int) -> Array:
         return steer(z, rows, rank, bits, next(steps) // 4)
 
-    replace(bucketed, "median", make)
+    replace(bucketed, "median", median)
     bisecting.asking(ask)(replace, 1)
 
 
@@ -594,13 +535,10 @@ def spy(deviation: str, spoils: Spoils) -> None:
 def _helped(config: ServerConfig, spoils: Spoils) -> None:
     """Be bound to a sum that asks for the minimum, and have a client answer for that."""
 
-    def make(true: Any) -> Any:
-        def sums(*given: Any) -> RingShare:
-            return _shifted(true(*given), ADDED, 8)
+    def sums(true: Any, *given: Any) -> RingShare:
+        return _shifted(true(*given), ADDED, 8)
 
-        return sums
-
-    replace(Bisection, "_sums", make)
+    replace(Bisection, "_sums", sums)
 
 
 def _bisecting(name: str) -> Callable[[ServerConfig, Spoils], None]:

@@ -17,34 +17,38 @@ Array = NDArray[Any]
 Rush = Callable[[str, Array, Array], tuple[Array, Array]]
 
 
-def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Replace a function of a module or class by what `make` makes of it."""
-    setattr(owner, name, make(getattr(owner, name)))
+def replace(
+    owner: Any,
+    name: str,
+    deviate: Callable[..., Any],
+    put: Callable[[Any, str, Any], None] = setattr,
+) -> None:
+    """Let a function of a module or class run `deviate`, whose first argument is the true one."""
+    true = getattr(owner, name)
+
+    def other(*given: Any, **named: Any) -> Any:
+        return deviate(true, *given, **named)
+
+    put(owner, name, other)
 
 
 def on_send(label: str, change: Callable[[Array], Array]) -> None:
     """Change all messages with a label that this server sends."""
 
-    def make(true: Any) -> Any:
-        def send(channel: Channel, given: str, array: Array) -> None:
-            true(channel, given, change(array.copy()) if given == label else array)
+    def send(true: Any, channel: Channel, given: str, array: Array) -> None:
+        true(channel, given, change(array.copy()) if given == label else array)
 
-        return send
-
-    replace(Channel, "send", make)
+    replace(Channel, "send", send)
 
 
 def on_recv(label: str, change: Callable[[Array], Array]) -> None:
     """Change all messages with a label that this server receives."""
 
-    def make(true: Any) -> Any:
-        def recv(channel: Channel, given: str, dtype: Any, shape: tuple[int, ...]) -> Array:
-            array: Array = true(channel, given, dtype, shape)
-            return change(array.copy()) if given == label else array
+    def recv(true: Any, channel: Channel, given: str, dtype: Any, shape: tuple[int, ...]) -> Array:
+        array: Array = true(channel, given, dtype, shape)
+        return change(array.copy()) if given == label else array
 
-        return recv
-
-    replace(Channel, "recv", make)
+    replace(Channel, "recv", recv)
 
 
 def rushing(labels: tuple[str, ...], rush: Rush) -> None:
@@ -54,21 +58,18 @@ def rushing(labels: tuple[str, ...], rush: Rush) -> None:
     The peer is believed here.
     """
 
-    def make(true: Any) -> Any:
-        def exchange(
-            channel: Channel, label: str, array: Array, shape: tuple[int, ...] | None = None
-        ) -> Array:
-            if label not in labels:
-                return np.asarray(true(channel, label, array, shape))
-            theirs = channel.recv(label, array.dtype, array.shape if shape is None else shape)
-            sent, believed = rush(label, array, theirs)
-            channel.send(label, sent)
-            return believed
+    def exchange(
+        true: Any, channel: Channel, label: str, array: Array, shape: tuple[int, ...] | None = None
+    ) -> Array:
+        if label not in labels:
+            return np.asarray(true(channel, label, array, shape))
+        theirs = channel.recv(label, array.dtype, array.shape if shape is None else shape)
+        sent, believed = rush(label, array, theirs)
+        channel.send(label, sent)
+        return believed
 
-        return exchange
-
-    replace(Channel, "exchange", make)
-    replace(Channel, "check_opening", lambda true: lambda *given: None)
+    replace(Channel, "exchange", exchange)
+    replace(Channel, "check_opening", lambda *given: None)
 
 
 class Spoils:

@@ -90,29 +90,23 @@ def read_positions(config: ServerConfig, spoils: Spoils, echo: bool = False) -> 
             self.noted.append(differences.copy())
             super().update(differences)
 
-    def check(true: Any) -> Any:
-        def checked(channel: Any, number: int, shape: Dealing, halves: Any, *rest: Any) -> Any:
-            now.shape, now.differences = shape, []
-            passed = true(channel, number, shape, halves, *rest)
-            for half, positions in zip(halves, now.positions(), strict=True):
-                known[_name(half)] = positions
-            spoils.keep(positions=np.array(list(known.values())))
-            return passed
+    def check(true: Any, channel: Any, number: int, shape: Dealing, halves: Any, *rest: Any) -> Any:
+        now.shape, now.differences = shape, []
+        passed = true(channel, number, shape, halves, *rest)
+        for half, positions in zip(halves, now.positions(), strict=True):
+            known[_name(half)] = positions
+        spoils.keep(positions=np.array(list(known.values())))
+        return passed
 
-        return checked
-
-    def histogram(true: Any) -> Any:
-        def counted(number: int, uploads: Any, *rest: Any, cumulative: bool) -> Any:
-            buckets = []
-            for upload in uploads:
-                width = upload.shape.slot_bits
-                turned = ring.unpack(upload.rotations.words(0, 0, 1), width, LIES)
-                positions = known.get(_name(upload.half), np.zeros(LIES, np.int64))
-                buckets.append((positions + turned) % upload.shape.slots)
-            spoils.keep(buckets=np.array(buckets))
-            return true(number, uploads, *rest, cumulative=cumulative)
-
-        return counted
+    def histogram(true: Any, number: int, uploads: Any, *rest: Any, cumulative: bool) -> Any:
+        buckets = []
+        for upload in uploads:
+            width = upload.shape.slot_bits
+            turned = ring.unpack(upload.rotations.words(0, 0, 1), width, LIES)
+            positions = known.get(_name(upload.half), np.zeros(LIES, np.int64))
+            buckets.append((positions + turned) % upload.shape.slots)
+        spoils.keep(buckets=np.array(buckets))
+        return true(number, uploads, *rest, cumulative=cumulative)
 
     def one_more(packed: Array) -> Array:
         assert now.shape is not None
