@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from securemedian.mpc.arrays import RingShare, UnpackedXorBits
-from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.protocols import lengths, ring, share
+from securemedian.mpc.protocols import lengths, ring
 from securemedian.mpc.protocols.boolean import multiplex_rows, multiplex_rows_demand
 from securemedian.mpc.protocols.channel import NONCE_WORDS
 from securemedian.mpc.protocols.protocol import ProtocolParams
@@ -16,7 +15,6 @@ from securemedian.mpc.rounds.methods import nearest, norms
 from securemedian.mpc.rounds.methods.base import Clear, Published
 from securemedian.mpc.rounds.methods.krum import Krum
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import check_values
 from tests.parties import Lanes, additive, make_parties, played, run_both
 from tests.test_privacy import looks_uniform, recorders
 
@@ -28,7 +26,7 @@ SMALL = ProtocolParams(lanes=2, chunk=128)
 
 
 @pytest.mark.parametrize("by_bits", [False, True])
-@pytest.mark.parametrize(("n", "dim"), [(2, 70), (3, 1), (5, 7), (9, 70)])
+@pytest.mark.parametrize(("n", "dim"), [(2, 1), (5, 7), (9, 70)])
 def test_the_smallest_are_those_of_a_stable_sort(
     n: int, dim: int, by_bits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,8 +59,8 @@ def test_values_are_compared_by_pairs_up_to_22_clients_and_bit_by_bit_beyond() -
     assert chosen == [clients > 22 for clients in range(3, 60)]
 
 
-@pytest.mark.parametrize("bits", [5, 8, 31, 32, 33, 64])
-@pytest.mark.parametrize(("count", "dim"), [(1, 1), (3, 130), (70, 9)])
+@pytest.mark.parametrize("bits", [5, 31, 32, 33, 64])
+@pytest.mark.parametrize(("count", "dim"), [(1, 1), (70, 9)])
 def test_rows_are_kept_or_become_zero(count: int, dim: int, bits: int) -> None:
     rng = np.random.default_rng(bits)
     rows = ring.reduce(rng.integers(0, 2**64, (count, dim), np.uint64), bits)
@@ -106,7 +104,6 @@ def chosen(method: Krum, updates: np.ndarray, f: int, m: int, coin: bytes) -> li
         (3, {}, 0, 3),
         (4, {"faulty": 1}, 1, 3),
         (5, {"chosen": 1}, 1, 1),
-        (7, {}, 2, 5),
         (7, {"faulty": 3, "chosen": 2}, 3, 2),
         (12, {"faulty": 2}, 2, 10),
     ],
@@ -136,6 +133,7 @@ def test_equal_updates_are_chosen_by_their_place(lanes: Lanes) -> None:
     assert np.array_equal(got, np.full(DIM, (3 * 1.0 - 1.0) / 4))
 
 
+SHARE = {"method": "reclustered", "clusters": 2, "reclusterings": 3, "ring_bits": 32}
 OPENED: list[tuple[dict[str, Any], list[tuple[str, int]], set[str]]] = [
     ({"method": "krum"}, [("ring", 1024)], {"rows.reply", "square.reply", "and"}),
     ({"method": "krum", "selection": "opened"}, [("bits", 1), ("ring", 1024)], set()),
@@ -154,6 +152,12 @@ OPENED: list[tuple[dict[str, Any], list[tuple[str, int]], set[str]]] = [
         [("bits", 1), ("ring", 1280)],
         {"square.reply", "mux.reply"},
     ),
+    (
+        SHARE | {"fraction_bits": 0, "median_by": "pairwise"},
+        [("ring", 1024)],
+        {"leaf.request", "mux.reply"},
+    ),
+    (SHARE | {"fraction_bits": 0, "median_by": "radix"}, [("ring", 1024)], {"leaf.request", "and"}),
 ]
 
 
@@ -172,7 +176,8 @@ def test_opened_are_the_result_and_who_is_chosen_only_where_that_is_asked_for(
         labels = {label for label, _ in end.received if label[:3] not in ("bas", "ggm", "ot.")}
         assert labels >= hidden and ("rows.reply" in labels) == ("rows.reply" in hidden)
         # the requests of a comparison are few choices in many words
-        for label in labels - {"sizes", "toss.commit", "toss.open", "leaf.request", "leaf.reply"}:
+        few = {"sizes", "toss.commit", "toss.open", "leaf.request", "leaf.reply"}
+        for label in labels - (few - hidden):
             seen = end.of(label).view(np.uint8)
             assert seen.size < 1000 or looks_uniform(seen), label
 
@@ -192,24 +197,6 @@ def test_sums_of_what_passes_the_check_do_not_wrap() -> None:
     assert longest < 1 << 23 and nearest.MOST_CLIENTS << 23 < 1 << 31
     apart = lengths.Soundness(nearest.ROWS).limit(int(2 * longest))
     assert (nearest.MOST_CLIENTS - 3) * apart < 1 << 63
-    with pytest.raises(
-        ConfigError, match="invalid max_clients of krum: 181; give .* from 2 to 180"
-    ):
-        RoundParams(Krum(), dim=9, max_clients=181)
-
-
-def test_a_long_update_is_left_out_before_anybody_is_chosen(lanes: Lanes) -> None:
-    """Share 2^62 in one coordinate, and a vector that is three times too long."""
-    rng = np.random.default_rng(6)
-    updates = rng.normal(size=(6, DIM))
-    params = RoundParams(Krum(), dim=DIM, max_clients=6)
-    values = [params.method.encode(row, 6, Published()) for row in updates]
-    values[1][0, 7], values[4] = 1 << 62, values[4] * np.uint64(8)
-    halves = [share.split(value, 64) for value in values]
-    checked, _ = run_both(
-        lambda j: check_values(lanes[j], params, SMALL, [pair[j] for pair in halves])
-    )
-    assert checked.passed == [True, False, True, True, False, True]
 
 
 def test_what_a_selection_takes_does_not_grow_with_the_update() -> None:

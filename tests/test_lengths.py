@@ -76,7 +76,7 @@ WITHIN = [0, 1, -1, T - 1, -T]
 
 
 @pytest.mark.parametrize("bits", [64, 40])
-@pytest.mark.parametrize("rows", [1, 5, 64])
+@pytest.mark.parametrize("rows", [1, 64])
 def test_a_sketch_is_in_range_if_all_of_its_rows_are(bits: int, rows: int) -> None:
     """Each number out of range is in one row of a sketch of its own."""
     numbers = [*WITHIN, *OUT, *(-number for number in OUT)]
@@ -259,15 +259,6 @@ COIN = bytes(range(16))
 ROWS = 32
 
 
-def test_sketches_of_shares_add_up_to_that_of_the_vector() -> None:
-    rng = np.random.default_rng(1)
-    vectors = rng.integers(0, 1 << 64, (3, 50), np.uint64)
-    masks = rng.integers(0, 1 << 64, (3, 50), np.uint64)
-    whole = sketch(COIN, RingShare(vectors), 0, ROWS)
-    halves = [sketch(COIN, RingShare(part), 0, ROWS) for part in (masks, vectors - masks)]
-    assert np.array_equal(halves[0] + halves[1], whole)
-
-
 @pytest.mark.parametrize("rows", [16, 48])
 @pytest.mark.parametrize(("clients", "dim"), [(1, 1), (2, 7), (8, 64), (9, 65), (20, 130)])
 def test_a_sketch_is_that_of_whole_numbers(clients: int, dim: int, rows: int) -> None:
@@ -310,14 +301,6 @@ def test_the_seed_is_of_the_sketch_alone() -> None:
     assert not np.array_equal(sketch(COIN, ones, 0, ROWS), other)
 
 
-def test_chunks_of_coordinates_add_up() -> None:
-    rng = np.random.default_rng(1)
-    vectors = rng.integers(0, 1 << 64, (2, 70), np.uint64)
-    whole = sketch(COIN, RingShare(vectors), 0, ROWS)
-    parts = [sketch(COIN, RingShare(vectors[:, at : at + 20]), at, ROWS) for at in range(0, 70, 20)]
-    assert np.array_equal(np.sum(parts, axis=0, dtype=np.uint64), whole)
-
-
 def test_entries_are_minus_one_zero_and_one_with_their_chances() -> None:
     matrix = sketch(COIN, RingShare(np.eye(400, dtype=np.uint64)), 0, 512).view(np.int64)
     counts = [(matrix == value).mean() for value in (-1, 0, 1)]
@@ -330,8 +313,10 @@ def test_a_start_within_a_byte_is_refused() -> None:
         sketch(COIN, RingShare(np.zeros((1, 4), np.uint64)), 2, ROWS)
 
 
-@pytest.mark.parametrize("bits", [2, 3, 8, 9, 31, 32, 33, 63, 64])
-@pytest.mark.parametrize("count", [1, 63, 64, 65, 300])
+@pytest.mark.parametrize(
+    ("bits", "count"),
+    [*((bits, 65) for bits in (2, 3, 8, 9, 31, 33, 63, 64)), *((32, n) for n in (1, 63, 64, 300))],
+)
 def test_squares_are_those_of_numpy(bits: int, count: int) -> None:
     """Square random elements, 0, the least and the greatest, modulo 2^l."""
     rng = np.random.default_rng(bits + count)

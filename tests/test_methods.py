@@ -3,6 +3,7 @@
 The registries are asked for them, so that a new one is tested too.
 """
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +40,6 @@ from securemedian.mpc.rounds.params import MAX_RESULT_VALUES, ROUND_FIELDS, Roun
 from securemedian.mpc.rounds.pipeline import fill, run_round
 from securemedian.mpc.rounds.plan import predict
 from securemedian.mpc.rounds.ranges.base import RangePolicy
-from securemedian.mpc.rounds.ranges.registry import POLICIES, policy_from
 from securemedian.mpc.rounds.ranges.uneven import FollowRange, LogRange
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from securemedian.mpc.rounds.run_state import RunState, finish
@@ -127,7 +127,7 @@ def published_round(
 
 # clients cut the extreme values of some methods
 @pytest.mark.filterwarnings("ignore:.*is not sent whole")
-@pytest.mark.parametrize("clients", [2, 3, 4, 11])
+@pytest.mark.parametrize("clients", [2, 4, 11])
 @pytest.mark.parametrize("method", variants(), ids=lambda m: f"{m.label} {m.result_to}")
 def test_a_round_publishes_what_the_method_is_in_the_clear(method: Method, clients: int) -> None:
     if clients < LEAST.get(method.name, 2):
@@ -187,20 +187,6 @@ def test_a_weighted_round_too(method: Method) -> None:
         RoundParams(method, dim=150, max_clients=5), updates, ProtocolParams(lanes=1)
     )
     assert not np.array_equal(got, plain)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_method_describes_itself(method: str) -> None:
-    made = METHODS[method]()
-    assert made.name == method and made.summary and made.opened and made.label.startswith(method)
-    assert made.kind in ("exact", "approximate", "mean")
-    assert all(option.text for option in options_of(METHODS[method]).values())
-    assert made.at_once(2) >= 0 and made.form(10, 5).most_results >= 1
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_no_option_is_called_like_a_field_of_the_round(method: str) -> None:
-    assert not set(options_of(METHODS[method])) & {*ROUND_FIELDS, "method"}
 
 
 @pytest.mark.parametrize("method", variants(), ids=lambda m: f"{m.label} {m.result_to}")
@@ -337,15 +323,6 @@ def test_a_method_is_filled_ahead_and_planned(method: str) -> None:
     assert played(lanes, params, np.zeros((3, 300)), around, protocol).cost.ots == 0
 
 
-def test_a_policy_is_its_name_and_its_options() -> None:
-    for name, cls in POLICIES.items():
-        policy = cls()
-        assert policy.to_dict()["policy"] == name
-        assert policy_from(policy.to_dict()) == policy
-    with pytest.raises(ConfigError, match="invalid option of constant: decay"):
-        policy_from({"policy": "constant", "decay": 0.1})
-
-
 # Options that no round can have
 
 ABC = dict.fromkeys("abc", 1)
@@ -353,7 +330,44 @@ SEEN: dict[str, Any] = {"groups": 2, "membership": "visible"}
 BETA: dict[str, Any] = {"neighbours": 2, "trim": 0.1}
 OPENS: dict[str, Any] = {"clustering": "opened", "max_clients": 12}
 SUMS: dict[str, Any] = {"ring_bits": 16, "fraction_bits": 12, "reclusterings": 4}
+OFF: dict[str, Any] = {"norm_bound": "off"}
+NOISE: dict[str, Any] = {"norm_bound": 1.0, "noise_multiplier": 1.0}
+NO_NUMBERS = (math.nan, True, "half")
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    *(("mean", {"norm_bound": x}, "invalid norm_bound") for x in (0, -1.0, 1e9, math.inf)),
+    *(("mean", {"norm_bound": x}, "invalid norm_bound") for x in NO_NUMBERS),
+    ("mean", {"ring_bits": 32}, "lengths are checked in a ring of 64 bits only"),
+    ("mean", {"norm_bound": 2.0, "fraction_bits": 24}, "1 to 16,777,216; leave fraction_bits"),
+    ("mean", {"norm_bound": 1e-320}, "with fraction_bits 40 cannot be checked: 0 steps"),
+    ("mean", OFF | {"quantile": 0.5}, "has no bound to adapt: .*; take a quantile below 1 with"),
+    ("mean", {"quantile": 1}, "has no bound to adapt"),
+    ("mean", {"quantile": 1.0, "norm_bound": 2.0}, "has no bound to adapt"),
+    *(
+        ("mean", {"quantile": x}, "invalid quantile: .*; give 0 or a number above 0 and below 1")
+        for x in (-0.5, 1.5, math.nan)
+    ),
+    *(("mean", {"quantile": x}, "invalid quantile: .*; give a number") for x in (True, "half")),
+    # headroom is for the clients: 23 fraction bits fit 28 bits
+    (
+        "mean",
+        OFF | {"ring_bits": 28},
+        "invalid fraction_bits: .*; give a whole number from 0 to 23",
+    ),
+    (
+        "mean",
+        OFF | {"ring_bits": 8, "fraction_bits": 0, "max_clients": 1000},
+        "too small for mean with 1000 clients: .*; use 12 or more",
+    ),
+    ("mean", NOISE | {"norm_bound": "auto"}, "norm_bound does not limit: auto; give norm_bound a"),
+    ("mean", NOISE | OFF, "norm_bound does not limit: off"),
+    ("mean", NOISE | {"weights": ABC, "weight_cap": 0.5}, "takes no weights"),
+    ("mean", NOISE | {"noise_multiplier": 1e-9}, "above 0.001"),
+    *(
+        ("mean", NOISE | {"noise_multiplier": x}, f"{x}; give .* at most 1000")
+        for x in (-1.0, math.inf, math.nan)
+    ),
+    ("mean", NOISE | {"quantile": 0.5}, "noise_multiplier takes no quantile, because the count of"),
+    ("krum", {"max_clients": 181}, "invalid max_clients of krum: 181; give .* from 2 to 180"),
     ("krum", {"max_clients": 2}, "krum with 0 faulty clients needs at least 3: max_clients is 2"),
     ("krum", {"faulty": 1, "max_clients": 3}, "needs at least 4"),
     ("krum", {"faulty": 4, "max_clients": 8}, "needs at least 9"),
@@ -361,10 +375,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("krum", {"faulty": -2}, "invalid faulty: .*; give a whole number from 0"),
     ("krum", {"chosen": -1}, "invalid chosen: .*; give a whole number from 0"),
     ("krum", {"selection": "shown"}, "invalid selection: .*; take one of hidden, opened"),
-    ("krum", {"weights": ABC}, "invalid option of krum: weights"),
     ("zeno", {"rho": 0}, "invalid rho: .*; give a number above 0"),
     ("zeno", {"epsilon": 0}, "invalid epsilon: .*; give a number above 0"),
-    ("zeno", {"ring_bits": 32}, "invalid option of zeno: ring_bits"),
     ("zeno", {"norm_bound": "off"}, "invalid norm_bound: .*; take one of auto"),
     ("zeno", {"norm_bound": 9e9}, "invalid norm_bound: .*; give auto.* or a number above 0"),
     ("zeno", {"rho": 1e-30}, "too much for scores of 128 bits: 1e.30 and 0.2; raise rho"),
@@ -398,6 +410,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         OPENS | {"clusters": 3, "reclusterings": 4, "max_clients": 60},
         "whose matrix has rank 60, tell updates: those of 60 of 60 clients; ask for",
     ),
+    (
+        "reclustered",
+        {"clusters": 2, "reclusterings": 4, "max_clients": 4},
+        "max_clients is 4, of whom there are too few divisions .*: 3;",
+    ),
     ("reclustered", {"trim": 0.5}, "more would leave nothing"),
     ("reclustered", {"eta": 0}, "invalid eta: .*; give a number above 0"),
     ("reclustered", SUMS | {"max_clients": 60}, "invalid fraction_bits"),
@@ -411,16 +428,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("radix", {"quantiles": [1.5]}, "invalid quantile: 1.5"),
     ("radix", {"midpoint": True, "ranks": [1]}, "midpoint is for the unweighted median"),
     ("radix", {"weights": ABC, "ranks": [2]}, "ranks and quantiles with weights tell"),
-    ("radix", {"weights": ABC, "quantiles": [0.5]}, "ranks and quantiles with weights tell"),
     ("radix", {"ring_bits": 2}, "too few bits to count a total weight of 7: ring_bits 2; use"),
     ("radix", {"weight_cap": 0.0}, "invalid weight_cap"),
-    ("radix", {"result_to": "clients"}, "invalid option of radix: result_to"),
-    ("radix", {"trim": 0.2}, "invalid option of radix: trim"),
     ("trimmed-mean", {"trim": 0.5}, "invalid trim: 0.5; give"),
-    ("trimmed-mean", {"weights": ABC}, "invalid option of trimmed-mean: weights"),
-    ("bucketed", {"midpoint": True}, "invalid option of bucketed: midpoint"),
     ("bucketed", {"groups": 0}, "invalid groups: .*; give a whole number from 1"),
     ("bucketed", {"groups": 5}, "5 groups of 16 buckets are more than the 64 .* be dealt: 80"),
+    ("bucketed", {"groups": 2, "ring_bits": 3}, "total weight of 7: ring_bits 3; use 4"),
     ("bucketed", {"groups": 2, "uploads": "unverified"}, "hidden groups need uploads dealt"),
     ("bucketed", {"groups": 2, "weights": ABC}, "several groups take no weights"),
     ("trimmed-mean", {"groups": 2}, "cannot hide the group that .* method trimmed-mean;"),
@@ -457,11 +470,6 @@ def test_too_few_of_those_who_take_part_are_refused(method: Method, least: int, 
         params.check_included([str(number) for number in range(least - 1)])
 
 
-def test_published_buckets_need_a_model() -> None:
-    with pytest.raises(ConfigError, match="needs a model and a range"):
-        Published().bucketize(np.zeros(3), 16)
-
-
 # Numbers that fixed point holds exactly
 
 FIXED: list[tuple[type[Method], dict[str, Any]]] = [
@@ -481,7 +489,7 @@ FIXED: list[tuple[type[Method], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("cls", "options"), FIXED, ids=lambda one: str(one))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     fraction=st.integers(0, 24),
     twice=st.lists(st.integers(-(1 << 16), 1 << 16), min_size=1, max_size=40),
@@ -516,7 +524,7 @@ def test_what_fixed_point_holds_comes_back_as_it_is(
     assert np.array_equal(whole, want)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from([(2, 3, 6), (1, 4, 8), (6, 6, 7), (3, 4), (1, 1, 1, 1), (2, 5, 14)]),
     st.integers(1, 1 << 18),

@@ -10,7 +10,7 @@ import pytest
 
 from securemedian.laboratory import plaintext
 from securemedian.mpc.arrays import PublicValues
-from securemedian.mpc.errors import ConfigError, InputError
+from securemedian.mpc.errors import InputError
 from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.kernels.gaussian import MAX_P, MAX_Q
 from securemedian.mpc.protocols.noise import BLOCK, discrete_gaussian
@@ -114,25 +114,6 @@ def test_noise_is_compared_with_the_clear_within_what_explains_it() -> None:
     assert not plaintext.agrees(clear + np.float32(1e-30), clear, exact, CLIENTS)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"norm_bound": "auto"}, "norm_bound does not limit: auto"),
-        ({"norm_bound": "off"}, "norm_bound does not limit: off"),
-        ({"weights": {"a": 1, "b": 1, "c": 1}, "weight_cap": 0.5}, "takes no weights"),
-        ({"noise_multiplier": -1.0}, "-1.0; give .* at most 1000"),
-        ({"noise_multiplier": 1e-9}, "above 0.001"),
-        ({"noise_multiplier": math.inf}, "inf; give .* at most 1000"),
-        ({"noise_multiplier": math.nan}, "nan; give .* at most 1000"),
-    ],
-)
-def test_what_has_no_guarantee_is_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        RoundParams(
-            Mean(**{"norm_bound": 1.0, "noise_multiplier": 1.0} | options), dim=9, max_clients=3
-        )
-
-
 # fixed, so that chance cannot fail a test
 SEED = bytes(range(16))
 
@@ -148,14 +129,9 @@ def check_chi_square(seen: np.ndarray, wanted: np.ndarray) -> None:
     assert ratio ** (1 / 3) < 1 + 4.75 * math.sqrt(2 / (9 * freedom))
 
 
-@pytest.mark.parametrize(
-    ("sigma", "count"),
-    [
-        *((sigma, 10**6) for sigma in ("1/3", "1", "3/2", "37/10", "12345/1024")),
-        *(pytest.param(sigma, 10**7, marks=pytest.mark.slow) for sigma in ("3/2", "12345/1024")),
-    ],
-)
-def test_samples_have_the_exact_probabilities(sigma: str, count: int) -> None:
+@pytest.mark.parametrize("sigma", ["1/3", "1", "3/2", "37/10", "12345/1024"])
+def test_samples_have_the_exact_probabilities(sigma: str) -> None:
+    count = 10**6
     noise = discrete_gaussian(Fraction(sigma), 0, count, SEED)
     sizes = np.arange(-1000, 1001)
     chances = np.exp(-(sizes**2) / (2 * float(Fraction(sigma)) ** 2))

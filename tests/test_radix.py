@@ -11,7 +11,7 @@ from securemedian.mpc.errors import InputError
 from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds import encode
-from securemedian.mpc.rounds.methods import bucketed, pairwise, radix, trimmed_mean
+from securemedian.mpc.rounds.methods import bucketed, pairwise, radix
 from securemedian.mpc.rounds.methods.base import Clear, Published
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.radix import Radix
@@ -87,7 +87,7 @@ def radix_round(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("clients", [*range(1, 10), 15, 16, 17, 32, 33])
+@pytest.mark.parametrize("clients", [1, 2, 3, 4, 7, 8, 16, 33])
 def test_every_rank_of_random_words(clients: int) -> None:
     party = [side[0] for side in make_parties()]
     rng = np.random.default_rng(clients)
@@ -95,7 +95,7 @@ def test_every_rank_of_random_words(clients: int) -> None:
     width = int(rng.integers(1, 65)) if clients < 9 else int(rng.integers(1, 13))
     words = random_words(rng, clients, width)
     shares = xor_shares(words, rng)
-    for rank in range(1, clients + 1):
+    for rank in range(1, clients + 1) if clients < 9 else (1, 2, clients // 2, clients):
         bits = ring.count_bits(clients, rank)
         one, other = run_both(
             lambda j: radix.select(party[j], shares[j], width, bits, [rank], [1] * clients)  # noqa: B023
@@ -104,7 +104,7 @@ def test_every_rank_of_random_words(clients: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", range(1, 65))
+@pytest.mark.parametrize("width", [1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 63, 64])
 def test_every_width(width: int) -> None:
     party = [side[0] for side in make_parties()]
     rng = np.random.default_rng(width)
@@ -115,7 +115,7 @@ def test_every_width(width: int) -> None:
     assert (one == reference.lower_median(words)).all() and (one == other).all()
 
 
-@pytest.mark.parametrize("bits", [4, 5, 8, 9, 16, 17, 24, 32, 33, 64])
+@pytest.mark.parametrize("bits", [4, 8, 9, 16, 17, 32, 33, 64])
 def test_every_count_ring(bits: int) -> None:
     party = [side[0] for side in make_parties()]
     rng = np.random.default_rng(bits)
@@ -125,7 +125,7 @@ def test_every_count_ring(bits: int) -> None:
     assert (one == reference.lower_median(words)).all()
 
 
-@pytest.mark.parametrize("clients", [2, 3, 4, 9])
+@pytest.mark.parametrize("clients", [2, 9])
 def test_float32_is_exact_over_the_whole_range(lanes: Lanes, clients: int) -> None:
     rng = np.random.default_rng(clients)
     any_bits = rng.integers(0, 2**32, (clients, 300), np.uint32).view(np.float32)
@@ -202,7 +202,7 @@ def test_a_word_beyond_the_last_bucket_is_the_last_bucket() -> None:
     ).tolist() == [0.5, 0.5]
 
 
-@pytest.mark.parametrize("liars", [1, 2, 3])
+@pytest.mark.parametrize("liars", [1, 3])
 def test_random_bytes_are_random_values(lanes: Lanes, liars: int) -> None:
     """A minority that uploads rubbish cannot move the result out of the honest values' range."""
     rng = np.random.default_rng(liars)
@@ -251,7 +251,7 @@ def test_several_ranks_share_the_uploads(lanes: Lanes, ring_bits: int) -> None:
     assert (method_of(params).values(opened(outcome)) == want).all()
 
 
-@pytest.mark.parametrize("clients", [2, 5, 6])
+@pytest.mark.parametrize("clients", [2, 5])
 def test_midpoint_gives_both_middle_elements_of_an_even_number(lanes: Lanes, clients: int) -> None:
     values = np.random.default_rng(clients).normal(size=(clients, 200)).astype(np.float32)
     params, outcome = radix_round(lanes, values, midpoint=True)
@@ -259,11 +259,11 @@ def test_midpoint_gives_both_middle_elements_of_an_even_number(lanes: Lanes, cli
     assert (middle == np.median(values.astype(np.float64), axis=0)).all()
 
 
-@pytest.mark.parametrize("clients", [3, 4, 7, 12])
+@pytest.mark.parametrize("clients", [3, 4, 12])
 def test_weighted_lower_median_of_all_methods(clients: int) -> None:
     party = [side[0] for side in make_parties()]
     rng = np.random.default_rng(clients)
-    for high in (2, 50, 3000):
+    for high in (2, 3000):
         weights = rng.integers(1, high, clients).tolist()
         total = sum(weights)
         values = np.concatenate(
@@ -293,17 +293,8 @@ def test_weighted_lower_median_of_all_methods(clients: int) -> None:
         assert (got == reference.weighted_median(index, weights)).all()
 
 
-def test_weighted_rounds_end_to_end(lanes: Lanes) -> None:
-    weights = [5, 1, 4, 3, 2]
-    values = np.random.default_rng(3).normal(size=(5, 150)).astype(np.float32)
-    params, outcome = radix_round(lanes, values, weights)
-    assert (
-        method_of(params).values(outcome.values[0]) == reference.weighted_median(values, weights)
-    ).all()
-
-
-@pytest.mark.parametrize("clients", [2, 3, 5, 8, 11])
-@pytest.mark.parametrize("trim", [None, 0.0, 0.1, 0.25, 0.4, 0.49])
+@pytest.mark.parametrize("clients", [2, 3, 8, 11])
+@pytest.mark.parametrize("trim", [None, 0.0, 0.25, 0.49])
 def test_trimmed_mean_is_exact(lanes: Lanes, clients: int, trim: float | None) -> None:
     """Try a given trim, and the default, which drops at least one of three or more."""
     rng = np.random.default_rng(clients)
@@ -340,15 +331,7 @@ def test_trimmed_mean_is_exact(lanes: Lanes, clients: int, trim: float | None) -
     assert np.array_equal(method.in_the_clear(clear), decoded)
 
 
-def test_what_is_dropped_is_floor_of_beta_n() -> None:
-    assert [trimmed_mean.dropped(100, beta) for beta in (0.29, 0.07, 0.1, 0.1001, 0.499)] == [
-        29,
-        7,
-        10,
-        10,
-        49,
-    ]
-    assert [trimmed_mean.dropped(n, 0.1) for n in (1, 9, 10, 19, 20)] == [0, 0, 1, 1, 2]
+def test_one_of_three_or_more_is_dropped_unless_a_trim_is_given() -> None:
     assert [TrimmedMean().dropped(n) for n in (1, 2, 3, 9, 10, 20)] == [0, 0, 1, 1, 1, 2]
     assert [TrimmedMean(trim=0.1).dropped(n) for n in (3, 9, 10, 20)] == [0, 0, 1, 2]
     assert [TrimmedMean(trim=0, trim_least=3).dropped(n) for n in (3, 6, 7, 100)] == [1, 2, 3, 3]

@@ -88,7 +88,7 @@ def middles_of(edges: list[float], at: float) -> list[float]:
     return [edges[0] / 2, *inner, edges[-1]]
 
 
-@pytest.mark.parametrize("buckets", [6, 8, 16, 32, 64, 1024])
+@pytest.mark.parametrize("buckets", [6, 16, 1024])
 @pytest.mark.parametrize("policy", [LogRange(0.7, 6e2), FollowRange(1e-2, 3.0, ratio=1.01)])
 def test_logarithmic_buckets_are_signs_and_orders_of_magnitude(
     policy: LogRange, buckets: int
@@ -189,7 +189,7 @@ def test_a_result_has_another_sign_only_if_its_whole_bucket_has() -> None:
     st.floats(-(2.0**100), 2.0**100, width=32),
     st.floats(2.0**-19, 2.0**60, width=32),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_number_has_a_bucket(values: list[float], g: float, s: float) -> None:
     policy, edges, _ = LAYOUTS["default"]
     got = policy.buckets(np.full(1, s, np.float32), 16).bucketize(values, g)

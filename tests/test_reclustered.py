@@ -11,8 +11,7 @@ import pytest
 
 from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.protocols import dealing, share
-from securemedian.mpc.protocols.channel import NONCE_WORDS
+from securemedian.mpc.protocols import dealing
 from securemedian.mpc.protocols.prg import os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import SLICE_ALIGN
@@ -30,12 +29,11 @@ from securemedian.mpc.rounds.methods.reclustered import (
     Reclustered,
 )
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import run_round
 from securemedian.mpc.rounds.plan import predict
 from securemedian.servers.network.control import Held, Ready, Resume, Uploaded, Verdicts
-from tests.parties import Lanes, deterministic_entropy, make_parties, played, run_both
+from tests.parties import Lanes, deterministic_entropy, make_parties, played
 from tests.servers_alone import Server, held, hello
-from tests.test_privacy import looks_uniform, recorders
+from tests.test_privacy import recorders
 
 DIM = 300
 SMALL = ProtocolParams(lanes=2, chunk=128)
@@ -109,10 +107,6 @@ def test_no_division_is_drawn_so_often_that_a_sum_has_digits() -> None:
     )
     assert np.mean([fitting[one] == 1 for one in opened.tolist()]) > 0.5
     few = Reclustered(clusters=2, reclusterings=4)
-    with pytest.raises(
-        ConfigError, match="max_clients is 4, of whom there are too few divisions .*: 3;"
-    ):
-        RoundParams(few, dim=10, max_clients=4)
     RoundParams(few, dim=10, max_clients=5).check_included(list("abcde"))
     with pytest.raises(ConfigError, match="those who take part are 4, of whom .* ask for fewer"):
         RoundParams(few, dim=10, max_clients=5).check_included(list("abcd"))
@@ -160,8 +154,9 @@ def expected(
     return model + method.eta * (per_client / (method.reclusterings * total))
 
 
-@pytest.mark.parametrize("ring_bits", [0, 40])
-@pytest.mark.parametrize(("clients", "size", "reclusterings"), [(12, 3, 4), (11, 3, 2), (7, 1, 1)])
+@pytest.mark.parametrize(
+    ("clients", "size", "reclusterings", "ring_bits"), [(11, 3, 4, 0), (12, 3, 2, 40), (7, 1, 1, 0)]
+)
 @pytest.mark.parametrize(
     ("aggregator", "median_by"),
     [(MEDIAN, PAIRWISE), (MEDIAN, RADIX), (TRIMMED_MEAN, FEWEST), (MEAN, FEWEST)],
@@ -205,7 +200,7 @@ def test_a_round_is_algorithm_1(
 
 
 @pytest.mark.parametrize("median_by", [PAIRWISE, RADIX])
-@pytest.mark.parametrize(("clients", "size"), [(10, 2), (11, 4), (5, 3)])
+@pytest.mark.parametrize(("clients", "size"), [(10, 2), (5, 3)])
 def test_sums_at_the_ends_of_their_range_are_right(
     lanes: Lanes, clients: int, size: int, median_by: str
 ) -> None:
@@ -245,36 +240,6 @@ def test_a_chunk_that_is_too_large_to_be_made_ahead(lanes: Lanes, median_by: str
     got = method.decode(method.public(outcome.values), 9, Published())
     clear = method.in_the_clear(Clear(updates, [1] * 9, Published(coin=outcome.coin), 9))
     assert np.array_equal(got, clear)
-
-
-# Openings
-
-
-@pytest.mark.parametrize("median_by", [PAIRWISE, RADIX])
-def test_only_the_sum_over_the_reclusterings_is_opened(median_by: str) -> None:
-    """The servers hear sizes, the toss, one value per coordinate, and what is uniform."""
-    pair = recorders()
-    method = Reclustered(
-        clusters=2, reclusterings=3, ring_bits=32, fraction_bits=0, median_by=median_by
-    )
-    params = RoundParams(method, dim=4096, max_clients=6)
-    updates = np.repeat(np.arange(6.0)[:, None], 4096, axis=1)
-    lanes = make_parties(pairs=[pair])
-    uploads = [share.split(method.encode(row, 6, Published()), 32) for row in updates]
-    run_both(
-        lambda j: run_round(lanes[j], params, ProtocolParams(lanes=1), [p[j] for p in uploads])
-    )
-    for end in pair:
-        opened = [array for label, array in end.received if label.startswith("open")]
-        # with what hid it until it was opened
-        assert [array.nbytes for array in opened] == [4 * 4096 + 8 * NONCE_WORDS]
-        assert looks_uniform(opened[0])
-        labels = {label for label, _ in end.received if label[:3] not in ("bas", "ggm", "ot.")}
-        assert {"sizes", "toss.commit", "toss.open", "leaf.request"} <= labels
-        assert ("mux.reply" if median_by == PAIRWISE else "and") in labels
-        # one commitment has too few bytes to say anything about
-        for label in labels - {"sizes", "toss.commit", "toss.open", "commit.ring"}:
-            assert looks_uniform(end.of(label).view(np.uint8)), label
 
 
 # Opened
@@ -337,7 +302,7 @@ def test_from_how_many_reclusterings_on_all_updates_follow(
 def test_who_is_exposed_before_all_are() -> None:
     """Solve for each client's unit vector, with exact ranks."""
     some = 0
-    for seed in range(30):
+    for seed in range(10):
         coin = bytes([seed] * 16)
         matrix = np.array(
             [
@@ -432,11 +397,11 @@ def test_another_attempt_has_the_same_opening(tmp_path: Path) -> None:
 def test_four_reclusterings_cost_at_most_five_medians_of_as_many_clients_as_clusters() -> None:
     """N = 60, m = 3, R = 4 against one pairwise median of 20 clients, checks included."""
     protocol = ProtocolParams()
-    pairwise = RoundParams.from_dict({"method": "pairwise", "dim": 2000, "max_clients": 20})
+    pairwise = RoundParams.from_dict({"method": "pairwise", "dim": 640, "max_clients": 20})
     one = predict(pairwise, [1] * 20, protocol).cost
     for median_by, most in ((PAIRWISE, 4.7), (FEWEST, 2.0)):
         method = Reclustered(clusters=3, reclusterings=4, median_by=median_by)
-        ours = predict(RoundParams(method, dim=2000, max_clients=60), [1] * 60, protocol).cost
+        ours = predict(RoundParams(method, dim=640, max_clients=60), [1] * 60, protocol).cost
         assert ours.ots <= most * one.ots and ours.bytes_sent <= most * one.bytes_sent
 
 

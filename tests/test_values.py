@@ -18,7 +18,7 @@ from tests import reference
 
 
 @given(st.integers(1, 64), st.lists(st.integers(0, 2**64 - 1), max_size=70))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_packing_is_little_endian_and_inverts(bits: int, values: list[int]) -> None:
     array = np.array(values, np.uint64)
     words = ring.pack(array, bits)
@@ -26,7 +26,7 @@ def test_packing_is_little_endian_and_inverts(bits: int, values: list[int]) -> N
     assert ring.unpack(words, bits, len(values)).tolist() == [value % 2**bits for value in values]
 
 
-@pytest.mark.parametrize("bits", range(2, 65))
+@pytest.mark.parametrize("bits", [2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64])
 def test_ring_arithmetic_wraps(bits: int) -> None:
     rng = np.random.default_rng(bits)
     x, y = (rng.integers(0, 2**64, 50, np.uint64) for _ in range(2))
@@ -47,7 +47,7 @@ def test_count_ring_is_the_smallest_that_holds() -> None:
 
 
 @given(st.floats(allow_nan=False), st.integers(2, 64), st.data())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_fixed_point_matches_exact_arithmetic(x: float, bits: int, data: st.DataObject) -> None:
     fraction = data.draw(st.integers(0, bits - 2))
     element = encode.to_fixed([x], bits, fraction)
@@ -75,7 +75,7 @@ def test_fixed_point_refuses_nan_and_names_it() -> None:
     st.floats(1e-3, 4),
     st.integers(3, 40),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_bucketize_matches_its_definition(
     values: list[float], centre: float, width: float, buckets: int
 ) -> None:
@@ -119,8 +119,8 @@ def test_range_policies() -> None:
         np.testing.assert_allclose(got, wanted)
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 5, 8, 13, 16, 31, 32, 33, 63, 64])
-@pytest.mark.parametrize("columns", [1, 127, 128, 1000])
+@pytest.mark.parametrize("bits", [2, 5, 8, 16, 31, 32, 33, 64])
+@pytest.mark.parametrize("columns", [1, 128, 1000])
 def test_shares_combine_and_slice(bits: int, columns: int) -> None:
     rng = np.random.default_rng(bits)
     values = ring.reduce(rng.integers(0, 2**64, (3, columns), np.uint64), bits)
@@ -135,7 +135,7 @@ def test_shares_combine_and_slice(bits: int, columns: int) -> None:
         assert (share.combine(halves[0], halves[1], bits) == values[:, start:stop]).all()
 
 
-@pytest.mark.parametrize("bits", [*range(2, 18), 31, 32, 33, 47, 63, 64])
+@pytest.mark.parametrize("bits", [2, 3, 7, 8, 9, 13, 16, 17, 31, 32, 33, 47, 63, 64])
 def test_weighted_sums_of_packed_shares(bits: int) -> None:
     """Sum values in two words, carries into every bit, and slices, against plain sums."""
     rng = np.random.default_rng(bits)

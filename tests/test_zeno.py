@@ -205,8 +205,10 @@ def test_nobody_is_judged_without_the_validator(lanes: Lanes) -> None:
     assert method.weights_of(names(5)) == [1, 1, 1, 0, 1]
 
 
-@pytest.mark.parametrize("rho", [1e-6, 1e-12, 1e6])
-@pytest.mark.parametrize(("bound", "weighted"), [("auto", False), (2.0, False), (2.0, True)])
+@pytest.mark.parametrize(
+    ("rho", "bound", "weighted"),
+    [(1e-6, "auto", False), (1e-12, 2.0, False), (1e6, 2.0, True), (1e-6, 2.0, True)],
+)
 def test_published_is_the_clear_result_for_the_longest_updates(
     lanes: Lanes, rho: float, bound: str | float, weighted: bool
 ) -> None:
