@@ -18,7 +18,7 @@ from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ChannelTimeout, ConfigError, PolicyRefused
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.privacy import DELTA, epsilon_of, rho_of
+from securemedian.mpc.rounds.privacy import epsilon_of, rho_of
 from securemedian.servers.network.control import Check, Close, Compute, Failed, Open, Opened, Resume
 from tests.daemons import Pair, running
 from tests.servers_alone import DIM, PARAMS, START, Server, held
@@ -44,14 +44,6 @@ EPSILONS = [
 @pytest.mark.parametrize(("multiplier", "rounds", "epsilon"), EPSILONS)
 def test_epsilon_is_that_of_dp_accounting(multiplier: float, rounds: int, epsilon: float) -> None:
     assert epsilon_of(rounds * rho_of(multiplier)) == pytest.approx(epsilon, rel=1e-4)
-
-
-@pytest.mark.parametrize(("multiplier", "rounds", "epsilon"), EPSILONS)
-def test_these_are_what_dp_accounting_says(multiplier: float, rounds: int, epsilon: float) -> None:
-    dp = pytest.importorskip("dp_accounting")
-    account = dp.rdp.RdpAccountant([1 + 2 ** (i / 50) for i in range(-300, 2000)])
-    account.compose(dp.GaussianDpEvent(multiplier), rounds)
-    assert account.get_epsilon(DELTA) == pytest.approx(epsilon, rel=1e-4)
 
 
 def test_epsilon_grows_with_the_rounds_and_falls_with_delta() -> None:
@@ -194,18 +186,18 @@ def test_a_client_goes_by_the_larger_epsilon_that_a_server_tells() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*not sent whole")
 def test_epsilon_through_real_daemons(tmp_path: Path) -> None:
-    """Two rounds fit into the epsilon of a client, and no third; receipts and status tell it."""
-    limit = epsilon_of(2 * RHO) + 1e-9
+    """One round fits into the epsilon of a client, and no second; receipts and status tell it."""
+    limit = epsilon_of(RHO) + 1e-9
     pair = Pair(tmp_path / "keys")
     client = tmp_path / "keys" / "client-1.toml"
     with running(pair):
-        for number in (1, 2, 3):
+        for number in (1, 2):
             round_id = pair.open(reset=number == 1, **NOISY.to_dict() | {"deadline_s": 60.0})
             config = ClientConfig.load(client)
             config = replace(config, policy=replace(config.policy, max_epsilon=limit))
             with Client(config) as one:
-                if number == 3:
-                    with pytest.raises(PolicyRefused, match="refuses epsilon 1.8"):
+                if number == 2:
+                    with pytest.raises(PolicyRefused, match="refuses epsilon 1.4"):
                         one.submit(np.zeros(DIM), round_id)
                     break
                 one.submit(np.zeros(DIM), round_id)

@@ -65,7 +65,7 @@ def submit_all(members: dict[tuple[str, str], Client], cohort: str) -> None:
         member.submit(update(cohort, name))
 
 
-@pytest.mark.parametrize("killed", ["", "s0", "s1"])
+@pytest.mark.parametrize("killed", ["", "s1"])
 def test_two_cohorts_publish_what_they_should_whatever_happens_to_a_server(
     pair: Pair, killed: str
 ) -> None:
@@ -170,8 +170,6 @@ def test_an_update_that_two_cohorts_are_given_is_voted_on_in_one(pair: Pair) -> 
             assert f"voted on in another round: {rounds[own]}; train again" in refusal
             assert complete[1 - own] == []
 
-        # nothing was opened of the first two
-        submits()
         submits()
 
 

@@ -1,9 +1,8 @@
 """Clients that learn from each other's predictions: what they send, and what they learn."""
 
 import argparse
-import signal
-import subprocess
-import sys
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from securemedian.mpc.rounds.exchange import Predictions
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.params import RoundParams
 from tests.conftest import needs
-from tests.daemons import ROOT, WAIT_S, Pair, in_background, wait_until
+from tests.daemons import WAIT_S, Pair, in_background
 
 needs("torch", "sklearn")
 
@@ -150,51 +149,42 @@ def test_different_networks_learn_from_each_other(pair: Pair, tmp_path: Path) ->
     assert all(accuracy(one) > least for one, least in zip(students[:2], before, strict=False))
 
 
-# a worker that sleeps when it would learn from its first result, or wait for its second round
-CHILD = """
-import argparse, sys, time
-from securemedian import Client, PublicSet
-from securemedian.laboratory import worker
-from securemedian.laboratory.distillation import Student
-from securemedian.laboratory.worker_options import add_worker_options, public_set
-
-sleepy, *arguments = sys.argv[1:]
-owner, name, left = {"after": (Student, "after", 0), "wait": (Client, "wait_for_round", 1)}[sleepy]
-plain = getattr(owner, name)
-
-def counted(*given):
-    global left
-    if not left:
-        print("asleep", flush=True)
-        time.sleep(600)
-    left -= 1
-    return plain(*given)
-
-setattr(owner, name, counted)
-parser = argparse.ArgumentParser()
-add_worker_options(parser)
-options = parser.parse_args(arguments)
-public = public_set(options)
-with Client.from_config(options.config, public=public) as client:
-    worker.take_part(client, worker.trainer(options, public=public), options)
-"""
+class Killed(BaseException):
+    """A worker is killed: nothing is stored any more."""
 
 
-@pytest.mark.parametrize("sleepy", ["after", "wait"])
+def killing(true: Callable[..., Any], turns: int) -> Callable[..., Any]:
+    """Return a function that this thread dies of after so many turns; others call the true one."""
+    here, left = threading.current_thread(), iter(range(turns))
+
+    def either(*given: Any) -> Any:
+        if threading.current_thread() is here and next(left, None) is None:
+            raise Killed
+        return true(*given)
+
+    return either
+
+
+# in which function it dies: when it would learn from its first result, or wait for its second round
+@pytest.mark.parametrize(
+    ("owner", "name", "turns"), [(Student, "after", 0), (Client, "wait_for_round", 1)]
+)
 def test_a_worker_that_was_killed_goes_on_with_its_network(
     pair: Pair,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    sleepy: str,
+    owner: type,
+    name: str,
+    turns: int,
 ) -> None:
     """It does not warm up again, and learns from the result that it had not learnt from."""
     PUBLIC.save(tmp_path / "public")
     # with a state folder of its own
     text = (pair.folder / "client-1.toml").read_text()
     assert text.count('state_dir = "') == 1
-    path = pair.folder / f"client-1-{sleepy}.toml"
-    path.write_text(text.replace('state_dir = "', f'state_dir = "{sleepy}-'))
+    path = pair.folder / f"client-1-{name}.toml"
+    path.write_text(text.replace('state_dir = "', f'state_dir = "{name}-'))
     toml = str(path)
     arguments = [toml, "--part", "1/3", "--images", "60", "--warm-up", "2"]
     arguments += ["--public", str(tmp_path / "public")]
@@ -212,23 +202,17 @@ def test_a_worker_that_was_killed_goes_on_with_its_network(
         max_clients=3,
         exchange=Predictions(PUBLIC.digest, CLASSES),
     )
-    output = tmp_path / "output"
+    parser = argparse.ArgumentParser()
+    worker_options.add_worker_options(parser)
+    options = parser.parse_args([*arguments, "--rounds", "1"])
+    trainer = worker.trainer(options, public=PUBLIC)
     with Coordinator.from_config(str(pair.folder / "coordinator.toml")) as coordinator:
         first = coordinator.open_round(params)
-        with output.open("wb") as file:
-            child = subprocess.Popen(
-                [sys.executable, "-c", CHILD, sleepy, *arguments],
-                stdout=file,
-                stderr=file,
-                cwd=ROOT,
-            )
-        try:
-            waiting = [in_background(partial(work, number)) for number in (2, 3)]
-            wait_until(lambda: child.poll() is not None or "asleep" in output.read_text())
-            assert "asleep" in output.read_text(), output.read_text()
-        finally:
-            child.send_signal(signal.SIGKILL)
-            child.wait()
+        waiting = [in_background(partial(work, number)) for number in (2, 3)]
+        with monkeypatch.context() as patch, Client.from_config(toml, public=PUBLIC) as client:
+            patch.setattr(owner, name, killing(getattr(owner, name), turns))
+            with pytest.raises(Killed):
+                worker.take_part(client, trainer, parser.parse_args(arguments))
         labels = coordinator.result(first).reshape(-1, CLASSES)
         assert np.array_equal(labels.reshape(-1), median_labels([s.sent(1) for s in students]))
         second = coordinator.open_round(params)
@@ -243,11 +227,7 @@ def test_a_worker_that_was_killed_goes_on_with_its_network(
             return start(trainer, inputs, warm_up)
 
         monkeypatch.setattr(Student, "start", noting)
-        parser = argparse.ArgumentParser()
-        worker_options.add_worker_options(parser)
-        options = parser.parse_args([*arguments, "--rounds", "1"])
         with Client.from_config(toml, public=PUBLIC) as client:
-            trainer = worker.trainer(options, public=PUBLIC)
             worker.take_part(client, trainer, options, tmp_path)
         for wait in waiting:
             wait()
@@ -256,8 +236,8 @@ def test_a_worker_that_was_killed_goes_on_with_its_network(
         sent = np.load(tmp_path / f"round-{number}-client-1.npy")
         assert np.array_equal(sent, expected.sent(number).reshape(-1))
         learnt = capsys.readouterr().out.count("learnt from 200 public images")
-        # two of each of the others, in this process
-        assert learnt - 4 == (2 if sleepy == "after" else 1)
+        # two of each
+        assert learnt == 6
         # the kept student is of another seed
         other = replace(trainer, seed=(2, 0))
         with Client.from_config(toml, public=PUBLIC) as client:
