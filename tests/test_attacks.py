@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from securemedian.laboratory import worker_options
-from securemedian.laboratory.attacks import ATTACKS, FAR, NO_ATTACK, Aggregate, Optimised, z_max
+from securemedian.laboratory.attacks import ATTACKS, FAR, Aggregate, Optimised, z_max
 from securemedian.mpc.errors import ConfigError, InputError
 
 RNG = np.random.default_rng(1)
@@ -57,13 +57,6 @@ def test_what_attacks_have_in_common(name: str, attackers: int) -> None:
     else:
         with pytest.raises(InputError, match=f"{name} is made from the honest updates"):
             sent(name, trained)
-
-
-def test_an_attack_begins_when_it_is_told_to() -> None:
-    attack = ATTACKS["bitflip"](first=3)
-    assert [number for number in range(1, 5) if attack.active(number)] == [3, 4]
-    assert NO_ATTACK.active(1)
-    assert np.array_equal(NO_ATTACK.labels(LABELS, 10), LABELS)
 
 
 def test_bitflip_and_sign_flips_turn_the_step_round() -> None:

@@ -41,7 +41,7 @@ def as_server_reads(half: ShareHalf, params: RoundParams) -> NDArray:
     return share.read(held, layout, 0, layout.columns)
 
 
-@pytest.mark.parametrize("index", [0, 1, 2, 3])
+@pytest.mark.parametrize("index", [0, 1])
 def test_halves_combine_to_the_values_and_the_seed_alternates(index: int) -> None:
     for params in (BUCKETED, PAIRWISE):
         values = np.random.default_rng(index).integers(
