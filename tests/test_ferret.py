@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from securemedian.mpc.errors import PeerProtocolError
 from securemedian.mpc.protocols.channel import Channel, local_pair
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.correlations.kinds import DaBits, RandomOts, Tables, Triples
 from securemedian.mpc.protocols.kernels import extension as kernels
 from securemedian.mpc.protocols.kernels import lpn
 from securemedian.mpc.protocols.ot import ferret, ggm
-from securemedian.mpc.protocols.ot.extension import ALIGN, BLOCK, Direction, Scratch
+from securemedian.mpc.protocols.ot.extension import ALIGN, BLOCK, Direction, Scratch, blocks_of
 from securemedian.mpc.protocols.ot.hash import Hash
 from securemedian.mpc.protocols.prg import os_entropy
 from tests.parties import (
@@ -95,6 +96,21 @@ def test_the_chosen_key_over_many_iterations(base: BaseOts, small: ferret.Code) 
     # no key twice
     assert len(np.unique(np.concatenate(seen), axis=0)) == 2 * ends[0].index
     assert 0.46 < np.concatenate(bits).mean() < 0.54
+
+
+@pytest.mark.slow
+def test_the_chosen_key_with_the_secure_code(base: BaseOts) -> None:
+    ends = pair(base)
+    # the first takes from the set-up too, the last from a third iteration
+    count = 1 + ferret.CODE.yields // BLOCK
+    blocks = [extend(ends, BLOCK) for _ in range(count)]
+    for made in blocks:
+        check(*made)
+    assert ends[0].index > ferret.SETUP.yields + ferret.CODE.yields
+    choices = np.concatenate([made[2] for made in blocks])
+    # six standard deviations
+    assert abs(choices.mean() - 0.5) < 3 / choices.size**0.5
+    assert len(np.unique(np.concatenate([made[0][:, 0] for made in blocks]))) == count * BLOCK
 
 
 def test_the_codes_are_the_ones_that_were_estimated() -> None:
@@ -389,6 +405,48 @@ def test_what_the_receiver_sees_is_uniform_and_of_one_size(
     assert looks_uniform(np.concatenate([array.reshape(-1) for array in seen]))
     # the bootstrap is all that the sender ever sees
     assert ends[0]._channel.traffic.messages_received == 1
+
+
+def test_bytes_an_ot(base: BaseOts) -> None:
+    """Each tree takes 160 bytes, and the start 0.2 MB once, most of it from the receiver."""
+    ends = pair(base)
+    traffic = ends[0]._channel.traffic
+    extend(ends, ferret.SETUP.yields)
+    # the rest of the set-up, and the first group of an iteration
+    extend(ends, ALIGN)
+    start = traffic.bytes_sent
+    assert start + traffic.bytes_received < 210_000 and start < 60_000
+    for words in blocks_of(ferret.CODE.yields):
+        extend(ends, 64 * (words.stop - words.start))
+    assert 0.0867 < (traffic.bytes_sent - start) / ferret.CODE.yields < 0.088
+    assert traffic.rounds == 2
+
+
+@pytest.mark.parametrize("words", [(20, 4, 2), (19, 5, 2), (20, 5, 1)])
+def test_a_message_of_another_size_is_the_peers_mistake(
+    base: BaseOts, monkeypatch: pytest.MonkeyPatch, words: tuple[int, int, int]
+) -> None:
+    use_small_codes(monkeypatch)
+    one, two = local_pair(20)
+    _, receiver = pair(base, (one, two))
+    one.send("ferret.sums", np.zeros(words, np.uint64))
+    with pytest.raises(PeerProtocolError, match=r"ferret\.sums"):
+        receiver.extend(ALIGN)
+    two.send("ot.corrections", np.zeros((31, 1), np.uint64))
+    sender, _ = pair(base, (one, two))
+    # after the receiver's own
+    one.traffic.messages_received = 1
+    one._link.recv()
+    with pytest.raises(PeerProtocolError, match=r"ot\.corrections"):
+        sender.extend(ALIGN)
+
+
+def test_lanes_draw_other_matrices(base: BaseOts, small: ferret.Code) -> None:
+    one, other = pair(base), pair(base)
+    assert one[0]._matrix == one[1]._matrix != other[0]._matrix
+    assert not set(extend(one, ALIGN)[3][:, 0].tolist()) & set(
+        extend(other, ALIGN)[3][:, 0].tolist()
+    )
 
 
 def test_pools_fill_over_many_iterations(small: ferret.Code) -> None:

@@ -35,6 +35,16 @@ def words(*shape: int) -> np.ndarray:
     return RNG.integers(0, 2**64, shape, np.uint64)
 
 
+@pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.parametrize("width", [2, 6, 300])
+def test_fold(k: int, width: int) -> None:
+    leaves = words(1 << k, width)
+    want_rows, want_sum = reference.fold(leaves)
+    rows = np.empty((k, width), np.uint64)
+    extension.fold(leaves, rows)
+    assert (rows == want_rows).all() and (leaves[0] == want_sum).all()
+
+
 @pytest.mark.parametrize("width", [2, 16, 22])
 def test_transpose_and_tweak(width: int) -> None:
     rows = words(128, width)
@@ -70,6 +80,17 @@ def test_sigma_is_an_orthomorphism() -> None:
             ]
             rank += 1
         assert rank == 128
+
+
+def test_correct_and_xor_constant() -> None:
+    rows, correction = words(3, 10), words(10)
+    masks = np.array([0, 2**64 - 1, 0], np.uint64)
+    want = rows ^ (correction[None] & masks[:, None])
+    extension.correct(rows, correction, masks)
+    assert (rows == want).all()
+    values, constant, out = words(5, 2), words(2), words(5, 2)
+    extension.xor_constant(values, constant, out)
+    assert (out == values ^ constant).all()
 
 
 @pytest.mark.parametrize("count", [1, 4, 8, 11, 64])
@@ -356,6 +377,16 @@ def test_vectors_change_places() -> None:
     assert (chosen == items[:, order]).all()
 
 
+@pytest.mark.parametrize(("bits", "slots"), [(4, 8), (5, 32), (64, 4)])
+def test_set_ones(bits: int, slots: int) -> None:
+    """The last slot has no entry of its own."""
+    chosen = RNG.integers(0, slots, 50).astype(np.uint8)
+    entries = [int(place == slot) for slot in chosen for place in range(slots - 1)]
+    packed = np.zeros(-(-len(entries) * bits // 64), np.uint64)
+    vectors.set_ones(chosen, bits, slots - 1, packed)
+    assert packed.tolist() == reference.pack(entries, bits)
+
+
 def test_shuffle_goes_on_where_its_draws_ended() -> None:
     draws = RNG.integers(0, 2**32, 40, np.uint32)
     whole, cut = np.arange(30, dtype=np.uint32), np.arange(30, dtype=np.uint32)
@@ -364,6 +395,17 @@ def test_shuffle_goes_on_where_its_draws_ended() -> None:
     assert last == 17 and vectors.shuffle(cut, 5, last, draws[7:]) == 5
     assert (whole == cut).all() and sorted(whole[5:25]) == list(range(5, 25))
     assert whole[:5].tolist() == list(range(5)) and whole[25:].tolist() == list(range(25, 30))
+
+
+@pytest.mark.parametrize("bits", range(1, 8))
+def test_bytes_are_packed_as_values_are(bits: int) -> None:
+    """Pack eight at a time, also for the last few; drop bits above the width."""
+    for count in (0, 1, 63, 64, 65, 200):
+        values = RNG.integers(0, 256, count).astype(np.uint8)
+        low = values & np.uint8(2**bits - 1)
+        packed = ring.pack(values, bits)
+        assert packed.tolist() == reference.pack(low.tolist(), bits)
+        assert (ring.unpack(packed, bits, count) == low).all()
 
 
 @pytest.mark.parametrize(

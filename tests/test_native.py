@@ -411,6 +411,13 @@ def test_hashes_in_place() -> None:
     assert (blocks == want).all()
 
 
+def test_arrays_with_gaps_are_refused() -> None:
+    """The instructions would read what lies between."""
+    key, zero = aes.round_keys(bytes(16))[0], np.uint64(0)
+    with pytest.raises(TypeError, match="No matching definition"):
+        hashing.hash_blocks(words(8, 4)[:, :2], zero, zero, key, None, words(8, 2), None)
+
+
 def test_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     made = trees(4)
     assert isinstance(expander(made, 0, True), NativeLeaves)
