@@ -180,7 +180,7 @@ def vote_of(words: Words, vote: int, path: Path | None = None) -> Round:
         params = params_of(words, security="malicious")
         path = Path(params, vote, descend(words, (len(words) + 1) // 2, vote).rows)
     params = path.params
-    round_ = Round(slots_of(path, words), max_clients=params.max_clients, lanes=2, chunk=1024)
+    round_ = Round(slots_of(path, words), max_clients=params.max_clients, lanes=2, chunk=256)
     ballots = [Ballot(params, row) for row in words]
     halves = [ballot.vote(path) for ballot in ballots]
     round_.params, round_.shape = params, ballots[0].shape
