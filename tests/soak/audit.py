@@ -11,6 +11,7 @@
 - Every round ends by itself within its limit.
 """
 
+import statistics
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from securemedian.common.status import DEFAULT_COHORT
 MISSING = ("reached neither server", "reached only s")
 # part of the reason of a round that fails for want of clients
 TOO_FEW = " asks for at least "
+# samples of one life of a server from which its growth is told
+SAMPLES = 8
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class _Life:
     compile_s: float = 0.0
     # whether nothing but this server's own start was in the way of the link
     alone: bool = False
+    sizes: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Audit:
@@ -79,6 +83,8 @@ class Audit:
         # by round and client, the coins under which either server has checked the dealing
         self._coins: dict[tuple[str, str], set[str]] = {}
         self._lives: dict[str, list[_Life]] = {"s0": [], "s1": []}
+        # bytes of the state folders when a round had ended
+        self._disk: list[int] = []
         # the last time at which something was in the way of the link, and whether it still is
         self._disturbed, self._disturbing = 0.0, 0
 
@@ -109,6 +115,13 @@ class Audit:
                 self._check_result(ended, client, digest)
             else:
                 self._results.setdefault(round_id, {})[client] = digest
+
+    def size(self, server: str, memory: int, descriptors: int, disk: int) -> None:
+        """Note what a server takes when a round has ended; memory and disk are in bytes."""
+        with self._lock:
+            self._disk.append(disk)
+            if lives := self._lives[server]:
+                lives[-1].sizes.append((memory, descriptors))
 
     def logged(self, server: str, event: dict[str, Any], now: float) -> None:
         with self._lock:
@@ -227,10 +240,11 @@ class Audit:
         with self._lock:
             lives = [life for server in self._lives.values() for life in server]
             recovered = [
-                life.linked - life.started - life.compile_s
+                (life.linked - life.started, life.compile_s)
                 for life in lives
                 if life.alone and life.linked is not None
             ]
+            beside = [seconds - compiling for seconds, compiling in recovered]
             states = Counter(ended.state for ended in self.ended)
             cohorts = dict.fromkeys(ended.cohort for ended in self.ended)
             return {
@@ -242,8 +256,15 @@ class Audit:
                 "wrong_results": self.wrong_results,
                 "reused_correlations": self.reused_correlations,
                 "stuck": self.stuck,
-                "recovery_seconds": round(max(recovered, default=0.0), 2),
-                "restarts": len(recovered),
+                "recovery_seconds": round(max(beside, default=0.0), 2),
+                "recovery": {
+                    "restarts": len(recovered),
+                    "median_seconds": _median(beside),
+                    "median_seconds_with_compiling": _median([all_ for all_, _ in recovered]),
+                    "worst_seconds_with_compiling": round(
+                        max((all_ for all_, _ in recovered), default=0.0), 2
+                    ),
+                },
                 "sessions": len(self._sessions["s0"] | self._sessions["s1"]),
                 "dealings_checked": len(self._coins),
                 "exits": self.exits,
@@ -254,6 +275,7 @@ class Audit:
                         ended.reason for ended in self.ended if ended.state == "failed"
                     ).most_common()
                 ),
+                "growth": self._growth(lives),
                 "findings": list(self.findings),
             }
 
@@ -265,7 +287,33 @@ class Audit:
             "failed": states["failed"],
         }
 
+    def _growth(self, lives: list[_Life]) -> dict[str, Any]:
+        """Return how much more a server took in the second half of a life than in the first."""
+        halves = [
+            (life.sizes[: len(life.sizes) // 2], life.sizes[len(life.sizes) // 2 :])
+            for life in lives
+            if len(life.sizes) >= SAMPLES
+        ]
+        peaks = [size for life in lives for size in life.sizes]
+        grown = [
+            [max(late)[0] - max(early)[0] for early, late in halves],
+            [max(d for _, d in late) - max(d for _, d in early) for early, late in halves],
+        ]
+        return {
+            "lives": len(halves),
+            "memory_mb": round(max(grown[0], default=0) / 1e6, 1),
+            "descriptors": max(grown[1], default=0),
+            "peak_memory_mb": round(max((size for size, _ in peaks), default=0) / 1e6, 1),
+            "peak_descriptors": max((count for _, count in peaks), default=0),
+            "peak_disk_mb": round(max(self._disk, default=0) / 1e6, 1),
+            "last_disk_mb": round(max(self._disk[-2:], default=0) / 1e6, 1),
+        }
+
 
 def cohort_of(event: dict[str, Any]) -> str:
     """Return which cohort a line of a server's log is about."""
     return str(event.get("cohort", DEFAULT_COHORT))
+
+
+def _median(values: list[float]) -> float:
+    return round(statistics.median(values), 2) if values else 0.0

@@ -42,6 +42,14 @@ class Disk:
         else:
             self._limit(resource.RLIM_INFINITY)
 
+    def used_bytes(self) -> int:
+        total = 0
+        for path in self._folder.rglob("*"):
+            # files come and go
+            with suppress(OSError):
+                total += path.stat().st_size if path != self._filler and path.is_file() else 0
+        return total
+
     def close(self) -> None:
         """Unmount, with everything that is on it."""
         if self.mounted:

@@ -30,6 +30,7 @@ from securemedian.mpc.rounds.methods.zoom import Zoom
 from securemedian.mpc.rounds.params import RoundParams
 from tests.soak.audit import Audit, Ended
 from tests.soak.client import digest_of, update
+from tests.soak.processes import size
 from tests.soak.service import SoakService
 
 # how many values the model of each cohort has
@@ -140,6 +141,9 @@ class CohortRounds:
         self.live = False
         processes = self._service.processes
         self._audit.exits = sum(len(processes[server].exits) for server in SERVERS)
+        for server in SERVERS:
+            if taken := size(processes[server].pid):
+                self._audit.size(server, *taken, self._service.disks[server].used_bytes())
 
     def _give_up(self, round_id: str, state: str, why: str) -> None:
         """Close the account of a round that needs an operator, and do what he would do."""
