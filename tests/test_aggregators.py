@@ -152,6 +152,25 @@ def test_one_of_ten_does_no_harm(name: str, size: float) -> None:
     assert np.abs(AGGREGATORS["mean"](updates, 1) - honest.mean(axis=0)).max() > 0.09 * size
 
 
+@pytest.mark.parametrize("name", ["median", "trimmed-mean", "krum", "multi-krum", "bulyan"])
+def test_f_colluding_do_no_harm(name: str) -> None:
+    updates = near(11)
+    # the same, so close to each other
+    updates[:2] = updates[2:].mean(axis=0) + np.float32(50)
+    harm = AGGREGATORS[name](updates, 2) - updates[2:].mean(axis=0)
+    assert np.abs(harm).max() < 0.5
+
+
+def test_what_fools_the_multiplicative_weights() -> None:
+    """One far, one mean: an update at the mean of all seems to be the most reliable one."""
+    updates = near(10)
+    updates[0] = updates[2:].mean(axis=0) + np.float32(200)
+    updates[1] = np.delete(updates, 1, axis=0).mean(axis=0)
+    for name in ("weights-average", "weights-optimisation"):
+        assert np.abs(AGGREGATORS[name](updates, 2) - updates[2:].mean(axis=0)).min() > 0.25
+    assert np.abs(AGGREGATORS["median"](updates, 2) - updates[2:].mean(axis=0)).max() < 0.1
+
+
 @pytest.mark.parametrize(
     ("name", "n", "f", "said"),
     [

@@ -418,6 +418,24 @@ def test_a_wrong_bit_d_is_always_found() -> None:
     assert (honest.tests ^ rogue.tests ^ both[1].delta == both[0].delta ^ both[1].delta).all()
 
 
+@pytest.mark.parametrize(
+    ("label", "bits", "chosen", "said"),
+    [
+        ("and.tables", 1, ..., "leaky ANDs do"),
+        ("and.tops", 1 << 40, 3, "leaky ANDs do"),
+        ("and.buckets", 1 << 20, 8, "openings of buckets of ANDs, openings do"),
+    ],
+)
+def test_no_products_are_made_with_who_deviates(
+    label: str, bits: int, chosen: Any, said: str
+) -> None:
+    pair = flipping(label, bits, chosen)
+    both = makers(pair)
+    k = known_bits(both, 500)[2]
+    found = found_by(both, pair, lambda j: both[j].products(k[j], 100))
+    assert found.endswith(f"{said} not agree")
+
+
 @pytest.mark.parametrize("place", [0, 6])
 def test_a_lie_in_a_carry_is_found(place: int) -> None:
     pair = flipping("and.openings", 1 << 50, place)

@@ -472,6 +472,30 @@ def rogue_run(
     return found
 
 
+def test_a_server_that_waits_sees_the_right_digits_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes server 0's share of a sign and sends another; server 0 goes no further."""
+    round_ = Round(RNG.integers(0, 16, (5, 64)), lanes=1)
+    ear = Ear(round_.pairs[0][0])
+
+    class Rushing(Channel):
+        """A channel whose party sends last, and lies of its shares of signs."""
+
+        def exchange(self, label: str, array: np.ndarray, shape: Any = None) -> np.ndarray:
+            if label != "bisect.sign":
+                return super().exchange(label, array, shape)
+            theirs = self.recv(label, array.dtype, array.shape if shape is None else shape)
+            lie = array.copy()
+            lie[:-4] ^= np.uint64(3)
+            self.send(label, lie)
+            return theirs
+
+    round_.pairs = [(ear, Rushing(round_.pairs[0][1]._link))]
+    errors: dict[int, BaseException] = {}
+    rogue_run(round_, errors)
+    assert isinstance(errors[0], PeerDeviated)
+    assert ear.sent.count("bisect.sign") == 1
+
+
 def test_a_server_with_another_number_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Party 0's number is less by another k, to server 1, which accuses and learns nothing."""
     round_ = Round(np.full((5, 4096), 7), lanes=1, chunk=4096)
@@ -912,6 +936,52 @@ def passing(
     return int(passed)
 
 
+def test_numbers_that_are_no_bits_do_not_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Server 1 knows what it will claim: that all are 0. So it could know the key ahead.
+
+    It commits to 8 in coordinate 0 of the first step, and where only padding is, to turn the sign.
+    """
+    round_, dim = Round(np.full((5, 24), 7), lanes=1), 24
+    true_prove, true_make, true_masked = Lane._prove_bits, Lane._make, Lane._masked
+    off = np.zeros((4, 64), np.uint8)
+
+    def make(self: Lane, *given: Any) -> Any:
+        with monkeypatch.context() as patch:
+            if self.party.number == 1:
+                zeros = partial(np.zeros, dtype=np.uint64)
+                patch.setattr(self.party.randomness, "words", zeros, raising=False)
+            return true_make(self, *given)
+
+    def prove(self: Lane, values: np.ndarray, t: int) -> Any:
+        if self.party.number == 0 or t:
+            return true_prove(self, values, t)
+        rows, length = bisect.partners_of(256)
+        guards = 3 * rows * (length - 256)
+        places = [*(64 * step + i for step in range(4) for i in range(dim, 64)), 3 * 64]
+        errors = np.zeros((len(places), guards + 3 * rows * 256), np.uint64)
+        for error, place in zip(errors, places, strict=True):
+            error[guards + place :: 256][:rows] = 8
+        words = np.zeros(-(-rows * length // 64), np.uint64)
+        off.reshape(-1)[places] = 8 * cancelling(self.opener, 1, words, errors)
+        true = self.prover
+        claims = np.zeros(rows * length, np.uint8)
+        self.prover = Cheat(true, [off.reshape(-1), claims])  # type: ignore[assignment]
+        found = true_prove(self, values, t)
+        self.prover = true
+        return found
+
+    def masked(self: Lane, step: int, *given: Any) -> Any:
+        return [
+            each ^ off[step, :dim] * self.party.number for each in true_masked(self, step, *given)
+        ]
+
+    for name, changed in (("_make", make), ("_prove_bits", prove), ("_masked", masked)):
+        monkeypatch.setattr(Lane, name, changed)
+    errors: dict[int, BaseException] = {}
+    assert not rogue_run(round_, errors) and off[3, 0] == 8
+    assert isinstance(errors[0], PeerDeviated) and "random bits 0" in str(errors[0])
+
+
 # Errors that are chosen for the key of the hash: they cancel in it, whatever Delta is.
 
 
@@ -1017,6 +1087,14 @@ def test_macs_that_wait_are_not_dropped() -> None:
     opener.add_macs(np.zeros(1, np.uint64), np.zeros(1, np.uint64))
     with pytest.raises(LocalProtocolError, match="not compared"):
         opener.begin(np.zeros(1, np.uint64), [])
+
+
+def test_masks_of_folds_are_of_one_session() -> None:
+    """Else two folds under two coins would differ by what is folded."""
+    round_ = Round(RNG.integers(0, 16, (1, 64)))
+    upload, mask = round_.uploads[0][0], round_.masks[0][0]
+    one, other = (fold(0, upload, id_, bytes(16), mask) for id_ in (bytes(16), bytes(15) + b"1"))
+    assert (one != other).mean() > 0.9
 
 
 def test_small_models_take_larger_buckets_of_ands() -> None:

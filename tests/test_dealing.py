@@ -452,6 +452,15 @@ def noted(
     return found
 
 
+@pytest.mark.parametrize(("buckets", "bits", "dim"), SHAPES)
+def test_a_client_knows_what_has_to_be_opened(buckets: int, bits: int, dim: int) -> None:
+    shape = Dealing(dim, buckets, bits)
+    own, coin = [deal(shape) for _ in range(2)], os_entropy(16)
+    one, other = noted(local_pair(20), shape, own, coin)
+    assert one == other == [each.opened(coin) for each in own]
+    assert own[0].opened(coin) != own[1].opened(coin) != own[1].opened(os_entropy(16))
+
+
 def test_a_client_knows_what_has_to_be_opened_of_each_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -496,6 +505,14 @@ def test_no_digest_is_sent_before_what_was_opened_is_noted() -> None:
     assert run_both(run) == ("other than before",) * 2
     for end in pair:
         assert "dealing.digests" not in [label for label, _ in end.received]
+
+
+def test_a_peer_with_another_shape_is_refused() -> None:
+    pair = local_pair(20)
+    shapes = (Dealing(640, 8, 4), Dealing(1280, 8, 4))
+    own = [deal(shape) for shape in shapes]
+    with pytest.raises(PeerProtocolError, match="expected"):
+        run_both(lambda j: check(pair[j], j, shapes[j], [own[j].seeded]))
 
 
 def test_differences_are_hashed_under_tossed_keys() -> None:

@@ -40,7 +40,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.computing.engine import STOP_S
 from securemedian.servers.computing.folds import Folds
 from securemedian.servers.config import EngineConfig
-from securemedian.servers.machine.members import SILENT
+from securemedian.servers.machine.members import MISFOLDED, SILENT
 from securemedian.servers.machine.round import SESSIONS
 from securemedian.servers.network.control import (
     Check,
@@ -200,6 +200,17 @@ def test_who_is_left_out_costs_a_session_and_the_last_one_ends_the_round(
     else:
         assert server.state[0] == "checking" and entry.server_round.sessions == 2
         assert stored(server)["sessions"] == 2
+
+
+def test_too_few_that_answer_fail_the_round(tmp_path: Path) -> None:
+    s0 = Server(0, tmp_path, AUDITED, min_clients=3)
+    round_id = pass_dealings(s0)
+    s0.engine.end_check(1)
+    s0.rounds.engine_ended()
+    s0.hear(Verdicts(round_id, s0.keys, s0.keys[1:2]))
+    state, reason = s0.state
+    assert state == "failed" and MISFOLDED in reason
+    assert s0.latest.server_round.opened == "nothing"
 
 
 @pytest.mark.parametrize("party", [0, 1])
@@ -644,3 +655,9 @@ def test_a_client_folds_for_nothing_of_another_form(
     with pytest.raises(PeerProtocolError, match="S1 does not say what it is bound to"):
         voter.tend()
     assert not both.got
+
+
+def test_a_client_forgets_a_round_that_has_ended(voter: Voter, both: TwoServers) -> None:
+    both.state = "published"
+    voter.tend()
+    assert not both.got and not voter._journal.upheld

@@ -21,7 +21,7 @@ from securemedian.mpc.protocols.party import Session
 from securemedian.mpc.protocols.prg import Stream
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from tests.rates import check_rate
-from tests.uniformity import bits_of, check_uniform
+from tests.uniformity import bits_of, check_uniform, looks_uniform
 
 RNG = np.random.default_rng(31)
 COUNTS = [1, 16, 33, 4096, 20_001]
@@ -194,6 +194,16 @@ def test_what_is_sent_hides_values() -> None:
     what_is_sent_hides_values()
 
 
+def test_what_is_sent_is_uniform_and_never_the_same() -> None:
+    """Commit to values that are all 0: then u, which hides them, is uniform, too."""
+    prover, verifier, _ = ends()
+    zeros, sent = np.zeros(1 << 15, np.uint8), []
+    for bits in (1, 4, 4, 7, 8, 16):
+        prover.commit(zeros, bits)
+        sent.append(verifier.receive(zeros.size, bits)[1])
+    assert looks_uniform(np.concatenate(sent))
+
+
 def test_a_lane_has_one_prover() -> None:
     """Or f of two values would tell how they differ."""
     pair = sessions()
@@ -201,6 +211,13 @@ def test_a_lane_has_one_prover() -> None:
     with pytest.raises(LocalProtocolError, match="lane 3 has had a prover"):
         ends(pair, 3)
     ends(pair, 4)
+
+
+def test_lanes_are_expanded_apart() -> None:
+    pair = sessions()
+    zeros = np.zeros(1000, np.uint8)
+    tags = [commit(ends(pair, lane)[0], zeros, 8)[1] for lane in (0, 1)]
+    assert (tags[0] != tags[1]).mean() > 0.9
 
 
 def test_more_bits_than_an_element_has_are_refused() -> None:

@@ -189,6 +189,11 @@ def test_a_weighted_round_too(method: Method) -> None:
     assert not np.array_equal(got, plain)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_no_option_is_called_like_a_field_of_the_round(method: str) -> None:
+    assert not set(options_of(METHODS[method])) & {*ROUND_FIELDS, "method"}
+
+
 @pytest.mark.parametrize("method", variants(), ids=lambda m: f"{m.label} {m.result_to}")
 def test_a_round_is_a_flat_map_of_its_own_options(method: Method) -> None:
     params = RoundParams(method, dim=10, max_clients=5)
@@ -468,6 +473,11 @@ def test_too_few_of_those_who_take_part_are_refused(method: Method, least: int, 
     params.check_included([str(number) for number in range(least)])
     with pytest.raises(ConfigError, match=says):
         params.check_included([str(number) for number in range(least - 1)])
+
+
+def test_published_buckets_need_a_model() -> None:
+    with pytest.raises(ConfigError, match="needs a model and a range"):
+        Published().bucketize(np.zeros(3), 16)
 
 
 # Numbers that fixed point holds exactly

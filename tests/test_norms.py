@@ -235,6 +235,17 @@ def test_the_fixed_point_follows_from_the_bound(bound: Any, fraction: int) -> No
     assert same.digest == params.digest
 
 
+def test_a_cheater_moves_the_mean_by_the_gap_at_most() -> None:
+    """The worst that passed moves the sum by less than GAP times the bound."""
+    method = Mean(norm_bound=1.0)
+    params = RoundParams(method, dim=DIM, max_clients=20)
+    lengths = np.linspace(1, 2 * SOUNDNESS.gap, 20) * method.longest
+    for kind in KINDS:
+        passed = verdicts(params, np.stack([vector(kind, length) for length in lengths])).passed
+        longest = max(length for length, ok in zip(lengths, passed, strict=True) if ok)
+        assert passed[0] and longest <= SOUNDNESS.gap * method.longest
+
+
 @pytest.mark.parametrize("bound", [1.0, 100.0])
 def test_weights_multiply_what_is_bounded(bound: float) -> None:
     """Take updates that are cut to their bound, and updates that are not."""

@@ -560,6 +560,20 @@ def test_bit_planes_are_those_of_the_keys(native_aes: bool) -> None:
             end.extend_planes(BLOCK + 1, 5)
 
 
+def test_lanes_share_nothing() -> None:
+    """The same base OTs on two lanes give unrelated keys and tweaks."""
+    one, two = local_pair()
+    leaves, (delta, holes) = run_both(
+        lambda j: receiver_setup(one, SESSION, 4) if j == 0 else sender_setup(two, SESSION, 4)
+    )
+    keys = [
+        SoftSpokenReceiver(Direction(one, SESSION, lane, 0), leaves).extend(ALIGN)[1].copy()
+        for lane in (0, 1)
+    ]
+    assert not (keys[0] == keys[1]).any()
+    del delta, holes
+
+
 @pytest.mark.parametrize("count", [0, 1, ALIGN - 1, BLOCK + ALIGN, -ALIGN])
 def test_extension_refuses_sizes_it_cannot_make(count: int) -> None:
     sender, receiver = extension(4)

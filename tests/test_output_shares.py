@@ -505,13 +505,13 @@ PROTOCOLS: dict[str, Protocol] = {
 }
 
 
-def output_share(name: str, kind: str = "differing") -> None:
+def output_share(name: str, kind: str = "differing", extension: str = "softspoken") -> None:
     """Run a protocol and check each party's output shares, in each half of the batch.
 
     Check that it opens nothing on its way, too.
     """
     protocol = PROTOCOLS[name]
-    parties, ends = recorded_parties()
+    parties, ends = recorded_parties(extension)
     inputs, secrets = protocol.inputs(kind, parties)
     results = run_both(lambda j: protocol.run(parties[j], inputs[j]))
     for party, outputs in zip(parties, results, strict=True):
@@ -588,6 +588,11 @@ def parts_of(
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_an_output_share_says_nothing(name: str, kind: str) -> None:
     output_share(name, kind)
+
+
+@pytest.mark.parametrize("name", ["greater-8", "conjunctions", "multiplex-4", "to-ring-5"])
+def test_an_output_share_says_nothing_with_silent_ots(name: str) -> None:
+    output_share(name, "differing", "silent")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -406,6 +406,15 @@ def test_fit_goes_on_after_a_failed_round_and_does_not_train_twice(
 
 
 @pytest.mark.slow
+def test_a_model_of_another_size_is_told_before_the_training(
+    pair: Pair, coordinator: Coordinator
+) -> None:
+    coordinator.open_round(PARAMS, START)
+    with member(pair) as client, pytest.raises(InputError, match="6 real values.*5"):
+        client.fit([np.zeros(6)], lambda _: pytest.fail("trained"), report=lambda _: None)
+
+
+@pytest.mark.slow
 def test_a_training_client_restarted_after_it_submitted_waits(
     pair: Pair, coordinator: Coordinator, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,6 +106,20 @@ def test_others_are_refused_and_nobody_waits_for_them(s0: Server, restarted: boo
     assert s0.ask(s0.coordinator, "status").fields["left_out"] == {}
 
 
+def test_of_the_participants_one_may_be_missing(s0: Server) -> None:
+    s0.config = replace(s0.config, min_clients=2)
+    keys = s0.keys
+    round_id = open_for(s0, keys)
+    for key in keys[:2]:
+        s0.upload(key, round_id)
+    s0.hear(*(Uploaded(round_id, key) for key in keys[:2]))
+    assert s0.state[0] == "open"
+    s0.ask(s0.coordinator, "close", round=round_id)
+    s0.hear(Held(round_id, held(keys[:2])))
+    status = s0.ask(s0.coordinator, "status").fields
+    assert list(status["left_out"]) == names_of(s0, keys[2:])
+
+
 @pytest.mark.parametrize(
     ("participants", "changes", "message"),
     [

@@ -299,6 +299,16 @@ def test_the_uniformity_test_fails_without_masks(monkeypatch: pytest.MonkeyPatch
     assert caught == MASKED
 
 
+def test_the_share_test_fails_on_plain_values() -> None:
+    assert not looks_uniform(ring.pack(np.arange(1 << 14, dtype=np.uint32), 32))
+
+
+def test_shares_of_the_same_value_are_fresh() -> None:
+    plain = np.zeros((1, 1000), np.uint64)
+    first, second = share.split(plain, 64), share.split(plain, 64)
+    assert first[0].seed != second[0].seed and (first[1].packed != second[1].packed).any()
+
+
 @pytest.mark.parametrize(("schedule", "buckets"), [("scan", 8), ("bisect", 8), ("bisect", 11)])
 def test_bits_opened_by_bucketed_are_functions_of_the_result(
     schedule: str, buckets: int, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,8 @@ import pytest
 
 from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.protocols import dealing
+from securemedian.mpc.protocols import dealing, share
+from securemedian.mpc.protocols.channel import NONCE_WORDS
 from securemedian.mpc.protocols.prg import os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import SLICE_ALIGN
@@ -29,11 +30,12 @@ from securemedian.mpc.rounds.methods.reclustered import (
     Reclustered,
 )
 from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import run_round
 from securemedian.mpc.rounds.plan import predict
 from securemedian.servers.network.control import Held, Ready, Resume, Uploaded, Verdicts
-from tests.parties import Lanes, deterministic_entropy, make_parties, played
+from tests.parties import Lanes, deterministic_entropy, make_parties, played, run_both
 from tests.servers_alone import Server, held, hello
-from tests.test_privacy import recorders
+from tests.test_privacy import looks_uniform, recorders
 
 DIM = 300
 SMALL = ProtocolParams(lanes=2, chunk=128)
@@ -240,6 +242,33 @@ def test_a_chunk_that_is_too_large_to_be_made_ahead(lanes: Lanes, median_by: str
     got = method.decode(method.public(outcome.values), 9, Published())
     clear = method.in_the_clear(Clear(updates, [1] * 9, Published(coin=outcome.coin), 9))
     assert np.array_equal(got, clear)
+
+
+@pytest.mark.parametrize("median_by", [PAIRWISE, RADIX])
+def test_only_the_sum_over_the_reclusterings_is_opened(median_by: str) -> None:
+    """The servers hear sizes, the toss, one value per coordinate, and what is uniform."""
+    pair = recorders()
+    method = Reclustered(
+        clusters=2, reclusterings=3, ring_bits=32, fraction_bits=0, median_by=median_by
+    )
+    params = RoundParams(method, dim=4096, max_clients=6)
+    updates = np.repeat(np.arange(6.0)[:, None], 4096, axis=1)
+    lanes = make_parties(pairs=[pair])
+    uploads = [share.split(method.encode(row, 6, Published()), 32) for row in updates]
+    run_both(
+        lambda j: run_round(lanes[j], params, ProtocolParams(lanes=1), [p[j] for p in uploads])
+    )
+    for end in pair:
+        opened = [array for label, array in end.received if label.startswith("open")]
+        # with what hid it until it was opened
+        assert [array.nbytes for array in opened] == [4 * 4096 + 8 * NONCE_WORDS]
+        assert looks_uniform(opened[0])
+        labels = {label for label, _ in end.received if label[:3] not in ("bas", "ggm", "ot.")}
+        assert {"sizes", "toss.commit", "toss.open", "leaf.request"} <= labels
+        assert ("mux.reply" if median_by == PAIRWISE else "and") in labels
+        # one commitment has too few bytes to say anything about
+        for label in labels - {"sizes", "toss.commit", "toss.open", "commit.ring"}:
+            assert looks_uniform(end.of(label).view(np.uint8)), label
 
 
 # Opened

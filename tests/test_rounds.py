@@ -5,6 +5,7 @@ The tests say what a server does when peer, engine or disk fail it.
 
 import itertools
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -186,6 +187,12 @@ def test_s1_checks_parameters_clients_and_digest_itself(s1: Server) -> None:
     assert s1.sent[-1].code == "parameters-differ" and s1.engine.session_id is None
 
 
+def test_s1_takes_no_rounds_of_a_peer_that_is_configured_differently(s1: Server) -> None:
+    s1.hear(hello(lanes=7), asked())
+    failed = s1.sent[-1]
+    assert failed.code == "parameters-differ" and "lanes: 2 here, 7 there" in failed.reason
+
+
 def test_a_stopping_server_takes_no_rounds_and_lets_a_run_finish(s0: Server) -> None:
     run_until_started(s0)
     s0.rounds.stop()
@@ -198,6 +205,30 @@ def test_a_stopping_server_takes_no_rounds_and_lets_a_run_finish(s0: Server) -> 
         refused.fields["code"] == "round-busy"
         and "while a server stops" in refused.fields["message"]
     )
+
+
+def test_a_disk_that_fails_is_said_and_nothing_is_held(
+    s0: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    round_id = s0.open()
+
+    written = os.pwrite
+
+    def full(file: int, data: memoryview, at: int) -> int:
+        if at:
+            raise OSError(28, "No space left on device")
+        return written(file, data[:8], at)
+
+    words = np.arange(PARAMS.form.layout.row_words, dtype=np.uint64)[None]
+    client = s0.config.clients[0].public_key
+    fields = {"round": round_id, "params": PARAMS.digest, "form": "words"}
+    monkeypatch.setattr("os.pwrite", full)
+    refused = s0.ask(client, "upload", {"share": words}, **fields)
+    assert refused.type == "error" and "No space left" in refused.fields["message"]
+    monkeypatch.undo()
+    assert s0.ask(client, "upload", {"share": words}, **fields).type == "upload"
+    # the bytes written before the disk was full do not belong to it
+    assert (s0.latest.spool.get(client).words(0, 0, words.size) == words).all()
 
 
 @pytest.mark.parametrize("party", [0, 1])
@@ -483,6 +514,13 @@ def test_only_the_latest_rounds_are_kept(s0: Server) -> None:
     assert s0.ask(client, "status", round=ids[1]).fields["state"] == "failed"
 
 
+def test_a_bad_frame_of_the_peer_changes_nothing(s0: Server) -> None:
+    s0.open()
+    s0.rounds.control([b"junk"])
+    s0.hear(Done("9-0000000f", 1, bytes(64)))
+    assert s0.state == ("open", "")
+
+
 # Events that the table rules out
 
 
@@ -559,6 +597,14 @@ def fail_while_running(s0: Server, left_out: str) -> str:
     s0.rounds.engine_ended()
     assert s0.state[0] == "failed"
     return round_id
+
+
+def test_an_abort_is_refused_while_running(s0: Server) -> None:
+    round_id = run_until_started(s0)
+    refused = s0.ask(s0.coordinator, "abort", round=round_id, reason="too slow")
+    assert refused.fields["code"] == "round-closed" and "opened values" in refused.fields["message"]
+    assert s0.state == ("running", "")
+    assert s0.ask(s0.coordinator, "status").fields["opened"] == "maybe"
 
 
 def test_s0_repeats_an_attempt_that_may_have_opened_values_with_its_clients_only(

@@ -355,3 +355,17 @@ def test_rounds_of_clients_that_ask_for_it(tmp_path: Path) -> None:
             assert coordinator.status(round_id).one_malicious_server
             record = clients[0].receipt(round_id).record
             assert record.one_malicious_server and record.runs == 2
+
+
+@pytest.mark.slow
+def test_a_client_that_asks_for_it_shares_nothing_where_it_is_off(tmp_path: Path) -> None:
+    with running(Pair(tmp_path, clients=3)) as pair:
+        round_id = pair.open(
+            model=np.zeros(40, np.float32), **(GOOD["buckets"] | ROUND | {"dim": 40})
+        )
+        loaded = ClientConfig.load(pair.folder / "client-1.toml")
+        asks = build(ClientPolicy, {"security": "bounded"}, "[policy]")
+        with pytest.raises(PolicyRefused, match='without security = "bounded" at s0 and s1'):
+            plugin.check(replace(loaded, policy=asks), round_id)
+        assert pair.status()["left_out"] == {"client-1": "its own policy refuses the round"}
+        assert set(pair.status()["dealt"].values()) == {"none"}

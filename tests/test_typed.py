@@ -1,12 +1,20 @@
 """People's first lines at the Python interface: each is taken, or refused with the right line."""
 
+from collections import OrderedDict
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from securemedian import Bucketed, RoundParams
+from securemedian.clients.config import ClientConfig
+from securemedian.coordinator.coordinator import Coordinator
 from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.protocols import wire
 from securemedian.mpc.rounds.methods.registry import METHODS
+from securemedian.operating import keygen
 
 SIZE: dict[str, Any] = {"dim": 5, "max_clients": 3}
 
@@ -38,3 +46,35 @@ def test_a_method_that_needs_options_is_shown(monkeypatch: pytest.MonkeyPatch) -
         ConfigError, match=r"method without its options: 'needy'; write needy\(..\)"
     ):
         RoundParams(method=given, **SIZE)
+
+
+PARTS = [np.ones((2, 2), np.float32), np.full(1, 2, np.float32)]
+FLAT = [1, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        SimpleNamespace(state_dict=lambda: OrderedDict(w=PARTS[0], b=PARTS[1])),
+        {"w": PARTS[0], "b": PARTS[1]},
+        PARTS,
+        np.array(FLAT, np.float32),
+        FLAT,
+    ],
+)
+def test_a_round_is_opened_with_a_model_in_any_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any
+) -> None:
+    keygen.make(tmp_path, ["a", "b", "c"], keygen.network("127.0.0.1", "127.0.0.1", None))
+    sent: list[Any] = []
+
+    def ask(op: str, fields: Any = None, arrays: Any = None, **_: Any) -> wire.Message:
+        if op == "open":
+            sent.append(arrays["model"])
+        return wire.Message(op, {"round": "1-00000000", "wire": [2, 3], "release": "1.1.0"})
+
+    with Coordinator(ClientConfig.load(tmp_path / "coordinator.toml")) as coordinator:
+        monkeypatch.setattr(coordinator, "ask", ask)
+        monkeypatch.setattr("securemedian.coordinator.coordinator.check_known", lambda *_: None)
+        coordinator.open_round(RoundParams(Bucketed(), **SIZE), model)
+    assert sent[0].dtype == np.float32 and sent[0].tolist() == FLAT

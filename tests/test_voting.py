@@ -224,6 +224,20 @@ def test_a_server_follows_the_other_only_with_its_signature_of_the_same(
         assert here.state is State.VOTING and here.there == {"key-a": b"v1"}
 
 
+def test_a_rerun_of_a_vote_signs_the_same_digits() -> None:
+    for opened, goes_on in ((digits(1), True), (digits(9), False)):
+        both = voting()
+        vote(both, *THREE)
+        both.feed(0, Computed(receipt(0, digits(1))))
+        here = both.rounds[0]
+        here.handle(Again(ID, 2, "closed", "why"), 2.0)
+        here.handle(Turn(FIRST, False), 90.0)
+        here.handle(Ready(ID, 3), 90.0)
+        assert here.state is State.RUNNING and here.level == 1
+        here.handle(Computed(receipt(0, opened)), 91.0)
+        assert here.live is goes_on
+
+
 def test_runs_of_all_votes_are_limited_together() -> None:
     """One that breaks off opens digits again, and the next vote does not make up for it."""
     both = running()
@@ -291,6 +305,14 @@ def test_folds_of_a_later_vote_leave_the_turn_to_other_cohorts() -> None:
     entered = Here(replace(here.round, state=State.QUEUED, check=None))
     entered.handle(Turn(FIRST, False), 0.0)
     assert entered.state is State.CHECKING and entered.deadline == RUN_S + LIMIT_S
+
+
+def test_done_of_a_vote_is_of_both_servers() -> None:
+    here = running().rounds[0]
+    here.handle(Done(ID, 1, signed(1, 0)), 1.0)
+    assert here.state is State.RUNNING
+    (done, *_) = [one for one in here.handle(Computed(receipt(0, digits(0))), 1.0)][1:]
+    assert done == Done(ID, 1, signed(0, 0)) and here.state is State.VOTING
 
 
 def test_s0_waits_for_s1_as_long_as_for_votes_also_with_the_last_vote() -> None:

@@ -180,6 +180,18 @@ def test_no_digit_of_a_clusters_sum_is_a_clients() -> None:
                 assert (rows[list(cluster)].sum(axis=0, dtype=np.uint64) == found).all()
 
 
+def test_larger_weights_are_lowered_to_the_cap() -> None:
+    def of(cap: Fraction, *weights: int) -> list[int]:
+        return list(lowered(named(list(weights)), cap).values())
+
+    assert of(MOST_SHARE, 5, 1, 4) == [1, 1, 1]
+    assert of(MOST_SHARE, 10, 10, 1, 1) == [2, 2, 1, 1]
+    assert of(MOST_SHARE, 7, 1, 1, 1, 1, 1, 1, 1) == [3, 1, 1, 1, 1, 1, 1, 1]
+    assert of(MOST_SHARE, 3, 3, 2, 2) == [3, 3, 2, 2]
+    assert of(Fraction(1, 4), 3, 3, 2, 2) == [2, 2, 2, 2]
+    assert of(MOST_SHARE) == []
+
+
 # Lowering
 
 

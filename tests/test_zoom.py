@@ -34,6 +34,7 @@ from tests.parties import (
     Ballot,
     Lanes,
     check,
+    make_parties,
     played,
     run_both,
     run_rounds,
@@ -279,6 +280,12 @@ def test_a_dealing_for_few_clients_is_checked() -> None:
         assert passed == [True]
 
 
+def test_one_vote_is_dealt_as_before() -> None:
+    shape = Dealing(300, 8, 4)
+    assert shape == Dealing(300, 8, 4, votes=1) and shape.stride == shape.dim == 300
+    assert Dealing(256, 8, 4, votes=2).stride == 256
+
+
 # In malicious mode
 
 
@@ -349,6 +356,32 @@ def test_a_plan_has_the_costs_of_all_votes(slots: int, levels: int, ots: int, ah
     assert 4 <= params.form.bytes_after / params.dim < 4.2
     sent = params.form.bytes_ahead + params.form.bytes_after
     assert disk_bytes(params, 8) == 8 * sent
+
+
+def test_a_round_takes_the_ots_of_its_plan() -> None:
+    """96 per coordinate, of which each takes radix 608."""
+    params = RoundParams(Zoom(), dim=1 << 15, max_clients=8)
+    lanes, rng = make_parties(), np.random.default_rng(1)
+    words = [rng.integers(0, 1 << 32, params.dim, np.uint64).astype(np.uint32) for _ in range(8)]
+    ballots, path, ots = [Ballot(params, row) for row in words], Path.begin(params), 0
+    protocol = ProtocolParams(lanes=1)
+    while not path.done:
+        one, _ = run_rounds(lanes, params, [each.vote(path) for each in ballots], protocol)
+        path, ots = path.after(PublicValues(np.asarray(one.values))), ots + one.cost.ots
+    assert (path.result == ranked(words, [4])).all()
+    assert ots == predict(params, [1] * 8, protocol).cost.ots
+    assert 96 <= ots / params.dim < 96.2
+    radix = RoundParams(Radix(), dim=1 << 15, max_clients=8)
+    assert 608 <= predict(radix, [1] * 8, protocol).cost.ots / params.dim < 609
+
+
+@pytest.mark.parametrize(
+    "name", ["weights", "groups", "membership", "neighbours", "midpoint", "ring_bits", "uploads"]
+)
+def test_options_of_other_methods_are_refused_by_name(name: str) -> None:
+    given = {"method": "zoom", "dim": 10, "max_clients": 3, name: 2}
+    with pytest.raises(ConfigError, match=f"invalid option of zoom: {name}, which belongs to"):
+        RoundParams.from_dict(given)
 
 
 # Refusals

@@ -118,6 +118,27 @@ def test_a_server_that_is_killed_between_votes_costs_nothing(
     join()
 
 
+def test_an_update_that_was_voted_on_is_refused_in_another_round_of_votes(
+    pair: Pair, opened: ExitStack
+) -> None:
+    clients = [opened.enter_context(client_of(pair, number)) for number in (1, 2, 3)]
+    round_id = open_round(pair)
+    for seed, client in enumerate(clients, 50):
+        client.submit(update(seed), round_id)
+    results_of(clients, round_id)
+    later = open_round(pair)
+    with pytest.raises(InputError, match=f"voted on in another round: {round_id}; train again"):
+        clients[0].submit(update(50), later)
+    for seed, client in enumerate(clients, 60):
+        client.submit(update(seed), later)
+    results_of(clients, later)
+    # a round of one vote takes it
+    plain = str(pair.open(method="radix", dim=DIM, max_clients=3, min_clients=2))
+    for seed, client in enumerate(clients, 50):
+        client.submit(update(seed), plain)
+    results_of(clients, plain)
+
+
 def test_an_update_whose_first_digit_was_opened_is_never_voted_on_again(
     pair: Pair, opened: ExitStack
 ) -> None:
