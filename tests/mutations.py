@@ -152,7 +152,7 @@ MUTATIONS = {
     "sealed no_key_is_used_twice": Change(
         _SEALED, "for sender in (0, 1)]", "for sender in (0, 0)]"
     ),
-    "sealed strangers_at": Change(_SEALED, "hmac.compare_digest(first, token)", "first"),
+    "sealed with_another_token": Change(_SEALED, "hmac.compare_digest(first, token)", "first"),
     "sealed never_arrives": Change(
         _SEALED,
         "encrypt(self._nonce(len(part)), part, head)",

@@ -573,6 +573,21 @@ def test_strangers_at_the_port_get_nothing_and_do_not_stop_a_lane(
     assert not [name for name, _ in log if name == "lanes-on-curve"]
 
 
+def test_whoever_comes_with_another_token_is_refused_before_the_peer_comes(pair: Pair) -> None:
+    port, where, token = pair.port, pair.line._to, b"t" * TOKEN_BYTES
+    with ThreadPoolExecutor(1) as other, pair.control() as stream:
+        coming = other.submit(port.accept, token, stream)
+        with socket.create_connection(where) as stranger:
+            stranger.sendall(token[:-1] + b"u")
+            stranger.settimeout(WAIT_S)
+            assert stranger.recv(1) == b""
+        with socket.create_connection(where) as friend:
+            friend.sendall(token)
+            taken = coming.result(WAIT_S)
+        assert taken
+        taken.close()
+
+
 def test_one_stranger_more_than_may_wait_ends_the_oldest(pair: Pair) -> None:
     port, where = pair.port, pair.line._to
     with ThreadPoolExecutor(1) as other, pair.control() as stream:
