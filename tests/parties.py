@@ -44,14 +44,13 @@ _lanes = itertools.count()
 
 
 def widths(first: int, last: int) -> list[tuple[str, int]]:
-    """Return OT extensions with ring widths: those near powers of 2, and three with the other one.
+    """Return OT extensions with ring widths: all, and six of them with the other extension.
 
     Values computed on OTs do not depend on where the OTs come from.
     """
-    one, other = OT_EXTENSIONS
-    near = [2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 48, 63]
-    every = [first, *(bits for bits in near if first < bits < last), last]
-    return [(one, bits) for bits in every] + [(other, bits) for bits in (first, 32, last)]
+    every, other = OT_EXTENSIONS
+    few = (first, 8, 31, 32, 33, last)
+    return [(every, bits) for bits in range(first, last + 1)] + [(other, bits) for bits in few]
 
 
 def use_small_codes(monkeypatch: pytest.MonkeyPatch) -> None:
