@@ -345,6 +345,7 @@ print(len(all_kernels()), missing, saved)
 
 
 @pytest.mark.release
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(not KERNELS, reason="nothing is compiled")
 def test_what_is_compiled_once_is_there_for_the_next_start(tmp_path: Path) -> None:
     """Whatever the parameters are, and although several processes have compiled at once."""

@@ -467,7 +467,7 @@ def under(cpu: str, features: str, cache: Path, program: str) -> str:
         | {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": str(cache)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
@@ -484,6 +484,7 @@ PROCESSORS = {
 
 
 @pytest.mark.release
+@pytest.mark.timeout(700)
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_other_processors(name: str, tmp_path: Path) -> None:
     """Check code compiled for processors with fewer instructions, in their registers."""

@@ -1531,6 +1531,7 @@ def test_no_order_of_events_makes_an_honest_server_refuse() -> None:
 
 
 @pytest.mark.release
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "scenario",
     [

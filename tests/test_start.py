@@ -80,6 +80,19 @@ def test_kernels_that_cannot_be_compiled_end_the_server(monkeypatch: pytest.Monk
         engines.check()
 
 
+def test_a_compiler_that_ends_while_it_is_asked_after_ends_no_server() -> None:
+    engines = the_engines()
+
+    class Compiler(threading.Thread):
+        def is_alive(self) -> bool:
+            engines.ready = True
+            return False
+
+    engines._compiler = Compiler()
+    engines.check()
+    assert engines.ready
+
+
 def test_a_server_that_compiles_for_long_logs_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

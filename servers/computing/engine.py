@@ -460,9 +460,11 @@ class Engines:
         Also raises the error with which the backend refused to start, and LocalProtocolError if the
         kernels could not be compiled.
         """
+        # asked first: a thread that has ended changes nothing of the rest
+        ended = self._compiler and not self._compiler.is_alive()
         if self._refused:
             raise self._refused
-        if self._compiler and not self.ready and not self._compiler.is_alive():
+        if ended and not self.ready:
             raise LocalProtocolError("the kernels could not be compiled: see the log")
         for engine in self._engines.values():
             engine.check()
