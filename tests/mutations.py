@@ -209,7 +209,7 @@ MUTATIONS = {
     "journal rotates_no_other": Change(
         _JOURNAL, "kept.draw, kept.written = None, False", "kept.draw = None"
     ),
-    "folds outlasts": Change(_JOURNAL, "coins.setdefault(binding, under) != under", "False"),
+    "folds outlasts": Change(_JOURNAL, "kept.coins.setdefault(binding, under) != under", "False"),
     # the updates that a client has voted on
     "voter is_claimed_before": Change(_JOURNAL, "if upheld and upheld.ballot:", "if False:"),
     "voter for_good_in_all": Change(
