@@ -41,6 +41,8 @@ class Flower:
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "NO_COLOR": "1",
+            # Ray may fork while the example, which sets this, too, is imported
+            "OPENBLAS_NUM_THREADS": "1",
         }
         (self.port, *self._node_ports) = free_ports(1 + NODES)
         (folder / "config.toml").write_text(
