@@ -936,6 +936,9 @@ def passing(
     return int(passed)
 
 
+# Errors that are chosen for the key of the hash: they cancel in it, whatever Delta is.
+
+
 def test_numbers_that_are_no_bits_do_not_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Server 1 knows what it will claim: that all are 0. So it could know the key ahead.
 
@@ -980,9 +983,6 @@ def test_numbers_that_are_no_bits_do_not_cancel(monkeypatch: pytest.MonkeyPatch)
     errors: dict[int, BaseException] = {}
     assert not rogue_run(round_, errors) and off[3, 0] == 8
     assert isinstance(errors[0], PeerDeviated) and "random bits 0" in str(errors[0])
-
-
-# Errors that are chosen for the key of the hash: they cancel in it, whatever Delta is.
 
 
 def test_folds_that_differ_do_not_cancel() -> None:

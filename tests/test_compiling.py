@@ -195,15 +195,24 @@ def test_without_semaphores_one_process_compiles(
     assert compiled == ["u4", "u8"] and told == [(0, 2), (1, 2), (2, 2)]
 
 
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """Return where a user without a home has kernels, in a temporary folder that is there."""
+    (tmp_path / "temporary").mkdir()
+    return tmp_path / "temporary" / f"securemedian-kernels-{os.getuid()}"
+
+
+@pytest.fixture
+def nowhere(own: Path) -> dict[str, str]:
+    """Return the environment of that user."""
+    return {"HOME": "/dev/null", "TMPDIR": str(own.parent)}
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not KERNELS, reason="nothing is compiled")
 def test_kernels_are_kept_in_the_first_folder_that_can_be_written(
-    installed: Installed, tmp_path: Path
+    installed: Installed, tmp_path: Path, own: Path, nowhere: dict[str, str]
 ) -> None:
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    own = temporary / f"securemedian-kernels-{os.getuid()}"
-    nowhere = {"HOME": "/dev/null", "TMPDIR": str(temporary)}
     for environment, expected in (
         ({"NUMBA_CACHE_DIR": str(tmp_path / "given")}, tmp_path / "given"),
         ({"XDG_CACHE_HOME": str(tmp_path / "xdg")}, tmp_path / "xdg" / "numba"),
@@ -224,31 +233,26 @@ def test_kernels_are_kept_in_the_first_folder_that_can_be_written(
 @pytest.mark.skipif(not KERNELS, reason="nothing is compiled")
 @pytest.mark.parametrize("kind", ["writable", "link", "exposed"])
 def test_a_folder_that_others_may_write_keeps_no_kernels(
-    installed: Installed, tmp_path: Path, kind: str
+    installed: Installed, tmp_path: Path, own: Path, nowhere: dict[str, str], kind: str
 ) -> None:
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    folder = temporary / f"securemedian-kernels-{os.getuid()}"
     if kind == "link":
         (tmp_path / "theirs").mkdir(mode=0o700)
-        folder.symlink_to(tmp_path / "theirs")
+        own.symlink_to(tmp_path / "theirs")
     else:
-        folder.mkdir()
-        (folder if kind == "writable" else temporary).chmod(0o777)
-    ran = installed.run("-m", "securemedian", "compile", HOME="/dev/null", TMPDIR=str(temporary))
-    assert ran.returncode == 2 and str(folder) in ran.stderr
+        own.mkdir()
+        (own if kind == "writable" else own.parent).chmod(0o777)
+    ran = installed.run("-m", "securemedian", "compile", **nowhere)
+    assert ran.returncode == 2 and str(own) in ran.stderr
     assert "set NUMBA_CACHE_DIR to a folder that this user alone" in ran.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not KERNELS, reason="nothing is compiled")
 def test_a_command_that_computes_nothing_looks_for_no_folder(
-    installed: Installed, tmp_path: Path
+    installed: Installed, tmp_path: Path, own: Path, nowhere: dict[str, str]
 ) -> None:
-    temporary = tmp_path / "temporary"
-    (temporary / f"securemedian-kernels-{os.getuid()}").mkdir(parents=True)
-    temporary.chmod(0o777)
-    nowhere = {"HOME": "/dev/null", "TMPDIR": str(temporary)}
+    own.mkdir()
+    own.parent.chmod(0o777)
     keys = tmp_path / "keys"
     made = installed.run("-m", "securemedian", "keygen", str(keys), "--clients", "3", **nowhere)
     assert made.returncode == 0, made.stderr

@@ -452,15 +452,6 @@ def noted(
     return found
 
 
-@pytest.mark.parametrize(("buckets", "bits", "dim"), SHAPES)
-def test_a_client_knows_what_has_to_be_opened(buckets: int, bits: int, dim: int) -> None:
-    shape = Dealing(dim, buckets, bits)
-    own, coin = [deal(shape) for _ in range(2)], os_entropy(16)
-    one, other = noted(local_pair(20), shape, own, coin)
-    assert one == other == [each.opened(coin) for each in own]
-    assert own[0].opened(coin) != own[1].opened(coin) != own[1].opened(os_entropy(16))
-
-
 def test_a_client_knows_what_has_to_be_opened_of_each_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -111,13 +111,6 @@ def test_a_lane_carries_arrays_both_ways(pair: Pair) -> None:
     assert one.traffic.bytes_received == zero.traffic.bytes_sent
 
 
-def test_what_a_lane_receives_is_aligned_for_the_kernels(pair: Pair) -> None:
-    zero, one = (Channel(link) for link in pair.lanes(b"\x01" * 16))
-    for size in (1, 3, 5, 1000):
-        zero.send("a", np.zeros(size, np.uint64))
-        assert one.recv("a", np.uint64, (size,)).flags.aligned
-
-
 def test_lanes_of_another_session_do_not_mix(pair: Pair) -> None:
     (zero, _), (_, one_new) = pair.lanes(b"\x01" * 16), pair.lanes(b"\x02" * 16, timeout_s=0.2)
     zero.send([b"stale"])

@@ -180,6 +180,9 @@ def test_no_digit_of_a_clusters_sum_is_a_clients() -> None:
                 assert (rows[list(cluster)].sum(axis=0, dtype=np.uint64) == found).all()
 
 
+# Lowering
+
+
 def test_larger_weights_are_lowered_to_the_cap() -> None:
     def of(cap: Fraction, *weights: int) -> list[int]:
         return list(lowered(named(list(weights)), cap).values())
@@ -190,9 +193,6 @@ def test_larger_weights_are_lowered_to_the_cap() -> None:
     assert of(MOST_SHARE, 3, 3, 2, 2) == [3, 3, 2, 2]
     assert of(Fraction(1, 4), 3, 3, 2, 2) == [2, 2, 2, 2]
     assert of(MOST_SHARE) == []
-
-
-# Lowering
 
 
 def test_the_lowered_weights_are_the_largest_that_fit() -> None:

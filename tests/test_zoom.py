@@ -375,6 +375,9 @@ def test_a_round_takes_the_ots_of_its_plan() -> None:
     assert 608 <= predict(radix, [1] * 8, protocol).cost.ots / params.dim < 609
 
 
+# Refusals
+
+
 @pytest.mark.parametrize(
     "name", ["weights", "groups", "membership", "neighbours", "midpoint", "ring_bits", "uploads"]
 )
@@ -382,9 +385,6 @@ def test_options_of_other_methods_are_refused_by_name(name: str) -> None:
     given = {"method": "zoom", "dim": 10, "max_clients": 3, name: 2}
     with pytest.raises(ConfigError, match=f"invalid option of zoom: {name}, which belongs to"):
         RoundParams.from_dict(given)
-
-
-# Refusals
 
 
 @pytest.mark.parametrize(

@@ -165,11 +165,6 @@ def test_an_update_whose_first_digit_was_opened_is_never_voted_on_again(
     for seed, client in enumerate(clients, 180):
         client.submit(update(seed), later)
     results_of(clients, later)
-    # a round of one vote takes them
-    plain = str(pair.open(method="radix", dim=DIM, max_clients=3, min_clients=2))
-    for seed, client in enumerate(clients, 180):
-        client.submit(update(seed), plain)
-    results_of(clients, plain)
 
 
 def test_an_update_is_spent_though_a_server_says_that_it_has_none(
